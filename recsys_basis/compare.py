@@ -1,0 +1,121 @@
+"""Train variants with several seeds on the same data and print AUC beside the baseline's.
+
+    recsys-basis compare experiment=kaggle_137k
+    recsys-basis compare experiment=demo comparison=demo
+    recsys-basis compare experiment=kaggle_137k 'comparison.seeds=[0,1,2,3,4]' output_dir=runs/five
+
+Prepares the data where that has not been done. Every variant first searches its own learning rate on
+the last part of the training rows; then each trains on all of them with every seed. A finished run is
+not run again, so an interrupted comparison continues where it was. Writes comparison.csv, .json, .png.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from recsys_basis.cli import run_job
+from recsys_basis.comparing.runs import PlannedRun, make_runs
+from recsys_basis.comparing.search import as_objects, choose_rates
+from recsys_basis.comparing.spec import ComparisonConfig, Variant
+from recsys_basis.config import compose_job
+from recsys_basis.ingest.synthetic import synthesize
+from recsys_basis.prepare import ensure_prepared
+from recsys_basis.report.comparison import compare_runs
+from recsys_basis.report.table import print_comparison
+from recsys_basis.report.writers import write_comparison
+from recsys_basis.schema import parse_section
+from recsys_basis.training.run_folder import write_json
+from recsys_basis.training.spec import TrainConfig
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code of the job; ``arguments`` are Hydra overrides."""
+    return run_job("compare", compare, arguments)
+
+
+def compare(overrides: list[str]) -> None:
+    """Prepare, search, train, judge, print."""
+    values = compose_job("compare", overrides)
+    comparison = parse_section(ComparisonConfig, values.pop("comparison"), where="comparison")
+    plan = RunPlanner(comparison, overrides, Path(values["output_dir"]))
+    dataset = plan.config(comparison.variants[0], 1.0, 0, "check").dataset
+    for variant in comparison.variants:  # a mistake in the last variant shows before the first trains
+        plan.config(variant, variant.learning_rates[0], 0, "check")
+    if comparison.synthetic is not None and not Path(comparison.synthetic.path).exists():
+        synthesize(comparison.synthetic)
+    train_rows = ensure_prepared(dataset).splits["train"].num_rows
+
+    searched = choose_rates(
+        comparison.variants,
+        make_runs(plan.search(), train_rows, comparison.parallel_runs, "learning-rate search"),
+    )
+    rate_of = {rate.variant: rate.learning_rate for rate in searched if rate.chosen}
+    records = make_runs(plan.final(rate_of), train_rows, comparison.parallel_runs, "comparison")
+
+    rows = compare_runs(records, comparison.baseline)
+    title = f"{plan.folder.name}: {train_rows:,} training rows, {len(comparison.seeds)} seeds"
+    write_comparison(rows, plan.folder, title, comparison.baseline)
+    write_json(plan.folder / "search.json", as_objects(searched))
+    print_comparison(rows, title, comparison.baseline)
+    for rate in searched:
+        if rate.at_edge:
+            print(
+                f"note: {rate.variant}'s best learning rate {rate.learning_rate:g} is at the edge of those tried"
+            )
+    print(f"comparison folder: {plan.folder}")
+
+
+class RunPlanner:
+    """Composes the training config of each run of a comparison."""
+
+    def __init__(self, comparison: ComparisonConfig, overrides: Sequence[str], folder: Path) -> None:
+        self.comparison = comparison
+        self.folder = folder
+        self._overrides = [
+            override for override in overrides if not override.lstrip("+~").startswith("comparison")
+        ]
+
+    def search(self) -> list[PlannedRun]:
+        """One run for each learning rate of each variant that has several, and each search seed."""
+        return [
+            PlannedRun(variant.name, self.config(variant, rate, seed, "search"), rate)
+            for seed in self.comparison.search_seeds
+            for variant in self.comparison.variants
+            if len(variant.learning_rates) > 1
+            for rate in variant.learning_rates
+        ]
+
+    def final(self, rate_of: dict[str, float]) -> list[PlannedRun]:
+        """One run for each variant and seed, at the searched rate or else its only one."""
+        return [
+            PlannedRun(variant.name, self.config(variant, rate, seed, "final"), rate)
+            for seed in self.comparison.seeds
+            for variant in self.comparison.variants
+            for rate in [rate_of.get(variant.name, variant.learning_rates[0])]
+        ]
+
+    def config(self, variant: Variant, learning_rate: float, seed: int, phase: str) -> TrainConfig:
+        """The training config of one run; raises ConfigError naming a bad key."""
+        holdout = self.comparison.search_holdout_fraction if phase == "search" else 0.0
+        threads = max(1, len(os.sched_getaffinity(0)) // self.comparison.parallel_runs)
+        values = compose_job(
+            "train",
+            [
+                *self._overrides,
+                *variant.overrides,
+                f"{self.comparison.learning_rate_key}={learning_rate}",
+                f"seed={seed}",
+                f"holdout_fraction={holdout}",
+                f"runtime.threads_per_rank={threads}",
+            ],
+        )
+        values["output_dir"] = str(
+            self.folder / "runs" / phase / variant.name / f"rate-{learning_rate:g}-seed-{seed}"
+        )
+        return parse_section(TrainConfig, values)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,138 @@
+"""The door into TorchRec: a sharder whose lookups build our kernel for tables marked with our spec.
+
+Input and output distribution, planner, DistributedModelParallel and weight state stay TorchRec's.
+Without our spec in ``fused_params`` (backend fbgemm) TorchRec's own fused kernel runs, behind the
+same striping of ids, so both backends hold the same rows in the same places.
+
+Overrides lean on private parts of torchrec 1.8 (``_create_lookups``, ``_create_embedding_kernel``);
+tests/embeddings/test_sharder.py holds them to their signatures.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torchrec.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel, GroupedEmbeddingConfig, KJTList
+from torchrec.distributed.embeddingbag import (
+    EmbeddingBagCollectionContext,
+    EmbeddingBagCollectionSharder,
+    ShardedEmbeddingBagCollection,
+)
+from torchrec.distributed.sharding.rw_sharding import RwPooledEmbeddingSharding
+from torchrec.distributed.types import Awaitable, ParameterSharding, ShardingEnv, ShardingType
+from torchrec.modules.embedding_configs import PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recsys_basis.embeddings.kernel import SPEC_KEY, RowOptimizerKernel
+from recsys_basis.embeddings.striping import Striping
+from recsys_basis.tables import Table
+
+
+class RowOptimizerSharder(EmbeddingBagCollectionSharder):
+    """Shards an EmbeddingBagCollection of ``tables`` table-wise or row-wise.
+
+    fused_params: {SPEC_KEY: EmbeddingSpec} for our kernel, or FBGEMM's own (optimizer, learning_rate, …).
+    """
+
+    def __init__(self, tables: tuple[Table, ...], fused_params: dict[str, Any]) -> None:
+        super().__init__(fused_params=fused_params)
+        self.tables = tables
+
+    def shard(
+        self,
+        module: EmbeddingBagCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedEmbeddingBagCollection:
+        """Raises ValueError for a plan that TorchRec itself computes wrongly."""
+        _refuse_mixed_mean(module, params)
+        return StripedEmbeddingBagCollection(
+            self.tables,
+            module=module,
+            table_name_to_parameter_sharding=params,
+            env=env,
+            fused_params=self.fused_params,
+            device=device,
+            qcomm_codecs_registry=self.qcomm_codecs_registry,
+            module_fqn=module_fqn,
+        )
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        return [ShardingType.TABLE_WISE.value, ShardingType.ROW_WISE.value]
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        return [EmbeddingComputeKernel.FUSED.value]
+
+    @property
+    def sharded_module_type(self) -> type[ShardedEmbeddingBagCollection]:
+        return StripedEmbeddingBagCollection
+
+
+def _refuse_mixed_mean(module: EmbeddingBagCollection, params: dict[str, ParameterSharding]) -> None:
+    means = [config.name for config in module.embedding_bag_configs() if config.pooling == PoolingType.MEAN]
+    row_wise = [name for name, plan in params.items() if plan.sharding_type == ShardingType.ROW_WISE.value]
+    if means and row_wise and len(row_wise) < len(params):
+        raise ValueError(
+            f"mean pooling (tables {', '.join(means)}) with some tables row-wise ({', '.join(row_wise)}) and "
+            "some not: torchrec 1.8 would divide every table's vectors; shard all tables row-wise, or none"
+        )
+
+
+class StripedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
+    """TorchRec's sharded collection; ids are striped on the way in, lookups build our kernel."""
+
+    def __init__(self, tables: tuple[Table, ...], **sharding: Any) -> None:
+        configs = sharding["module"].embedding_bag_configs()
+        by_name = {table.name: table for table in tables}
+        super().__init__(**sharding)
+        self.striping = Striping(
+            {feature: by_name[config.name] for config in configs for feature in config.feature_names}
+        )
+        self._row_wise_mean = any(
+            isinstance(sharding, RwPooledEmbeddingSharding) for sharding in self._embedding_shardings
+        ) and any(config.pooling == PoolingType.MEAN for config in configs)
+
+    def input_dist(
+        self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor
+    ) -> Awaitable[Awaitable[KJTList]]:
+        if self._row_wise_mean and features.weights_or_none() is not None:
+            raise ValueError(
+                "mean pooling with per-sample weights under row-wise sharding: torchrec 1.8 divides by the sum "
+                "of weights there and by the count elsewhere; shard table-wise, or use sum pooling"
+            )
+        return super().input_dist(ctx, self.striping(features))
+
+    def _create_lookups(self) -> None:
+        for sharding in self._embedding_shardings:
+            row_wise = isinstance(sharding, RwPooledEmbeddingSharding)
+            self._lookups.append(
+                RowOptimizerLookup(
+                    grouped_configs=sharding._grouped_embedding_configs,
+                    device=sharding._device,
+                    pg=sharding._pg,
+                    sharding_type=ShardingType.ROW_WISE if row_wise else None,
+                    env=sharding._env,
+                )
+            )
+
+
+class RowOptimizerLookup(GroupedPooledEmbeddingsLookup):
+    """TorchRec's lookup over groups of tables; a group marked with our spec gets our kernel."""
+
+    def _create_embedding_kernel(
+        self,
+        config: GroupedEmbeddingConfig,
+        device: torch.device | None,
+        pg: Any,
+        sharding_type: ShardingType | None,
+        env: ShardingEnv | None,
+    ) -> Any:
+        spec = (config.fused_params or {}).get(SPEC_KEY)
+        if spec is None:
+            return super()._create_embedding_kernel(config, device, pg, sharding_type, env)
+        return RowOptimizerKernel(config, spec, device, pg, sharding_type)

@@ -1,0 +1,33 @@
+"""Config of the embedding tables: width, pooling, kernel, sharding."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from recsys_basis.schema import Section
+
+
+class EmbeddingConfig(Section):
+    """Section ``embedding``; defaults and their reasons in configs/embedding/default.yaml."""
+
+    embedding_dim: Annotated[int, Field(ge=1, le=4096)]
+    """D."""
+    pooling: Literal["sum", "mean"]
+    kernel: Literal["torch", "fbgemm"]
+    """Who computes lookup and update: our embedding bags in plain PyTorch, or FBGEMM's fused module."""
+    sharding: Literal["auto", "table_wise", "row_wise"]
+    max_partitions: Annotated[int, Field(ge=1, le=65536)]
+    """P of large tables: a power of two."""
+    min_rows_per_partition: Annotated[int, Field(ge=1)]
+    """Tables get fewer partitions rather than smaller ones."""
+    initial_scale: Annotated[float, Field(ge=0.0)]
+    """Initial weights are uniform in +-initial_scale / sqrt(num_ids)."""
+
+    @field_validator("max_partitions")
+    @classmethod
+    def _power_of_two(cls, value: int) -> int:
+        if value & (value - 1):
+            raise ValueError(f"{value} is not a power of two")
+        return value

@@ -1,0 +1,148 @@
+"""Config and data to a sharded model and the optimizers that train it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.types import ShardingEnv
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.optim.keyed import KeyedOptimizer
+
+from recsys_basis.dense_optimizers import create_dense_optimizer
+from recsys_basis.embeddings.bags import RowOptimizedEmbeddingBags
+from recsys_basis.embeddings.fbgemm import fbgemm_fused_params
+from recsys_basis.embeddings.initial import initialize_weights, leave_uninitialized
+from recsys_basis.embeddings.kernel import SPEC_KEY, EmbeddingSpec
+from recsys_basis.embeddings.plan import plan_sharding
+from recsys_basis.embeddings.sharder import RowOptimizerSharder
+from recsys_basis.ingest.columns import DENSE_COLUMNS
+from recsys_basis.ingest.manifest import Manifest
+from recsys_basis.models import create_model
+from recsys_basis.schema import ConfigError
+from recsys_basis.tables import Table, count_partitions
+from recsys_basis.training.runtime import Runtime
+from recsys_basis.training.schedule import learning_rate_factor
+from recsys_basis.training.spec import TrainConfig
+
+
+@dataclass
+class Trainable:
+    """The sharded model, and its two optimizers under one learning-rate schedule."""
+
+    model: DistributedModelParallel
+    tables: tuple[Table, ...]
+    row_optimizer: KeyedOptimizer
+    """TorchRec's view of all kernels' optimizers; backward does their work."""
+    dense_optimizer: torch.optim.Optimizer
+    config: TrainConfig
+
+    def __post_init__(self) -> None:
+        self._optimizers = (self.row_optimizer, self.dense_optimizer)
+        self._base_rates = [[group["lr"] for group in each.param_groups] for each in self._optimizers]
+
+    def start_step(self, step: int, num_steps: int) -> float:
+        """Set this step's learning rates, clear gradients; returns the schedule's factor."""
+        factor = learning_rate_factor(self.config.schedule, step, num_steps)
+        for optimizer, rates in zip(self._optimizers, self._base_rates, strict=True):
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * factor
+            optimizer.zero_grad()
+        return factor
+
+    def finish_step(self) -> None:
+        """After backward: the towers step, and rows that clipping held back are updated."""
+        for optimizer in self._optimizers:
+            optimizer.step()
+
+    def dense_parameters(self) -> list[nn.Parameter]:
+        return [parameter for _, parameter in dense_parameters(self.model)]
+
+    def embedding_bags(self) -> list[RowOptimizedEmbeddingBags]:
+        """Our kernels on this rank; none under FBGEMM."""
+        return [module for module in self.model.modules() if isinstance(module, RowOptimizedEmbeddingBags)]
+
+
+def build(config: TrainConfig, manifest: Manifest, runtime: Runtime) -> Trainable:
+    """Raises ConfigError for settings that do not fit each other, the data, or the device."""
+    tables = create_tables(config, manifest)
+    sharder = RowOptimizerSharder(tables, _fused_params(config, tables, runtime))
+    model = create_model(config.model, _embeddings(config, tables), len(DENSE_COLUMNS), config.seed)
+    plan = plan_sharding(
+        model,
+        sharder,
+        config.embedding.sharding,
+        config.batch_size // runtime.world_size,
+        runtime.device.type,
+    )
+    group = dist.group.WORLD
+    assert group is not None
+    sharded = DistributedModelParallel(
+        model,
+        env=ShardingEnv.from_process_group(group),
+        device=runtime.device,
+        plan=plan,
+        sharders=[sharder],
+    )
+    initialize_weights(sharded, tables, config.embedding.initial_scale, config.seed)
+    dense_optimizer = create_dense_optimizer(config.dense_optimizer, dense_parameters(sharded))
+    return Trainable(sharded, tables, sharded.fused_optimizer, dense_optimizer, config)
+
+
+def create_tables(config: TrainConfig, manifest: Manifest) -> tuple[Table, ...]:
+    """One table for each categorical column."""
+    embedding = config.embedding
+    return tuple(
+        Table(
+            name=column,
+            num_ids=num_ids,
+            embedding_dim=embedding.embedding_dim,
+            num_partitions=count_partitions(
+                num_ids, embedding.max_partitions, embedding.min_rows_per_partition
+            ),
+        )
+        for column, num_ids in manifest.cardinalities.items()
+    )
+
+
+def dense_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Named parameters that a torch optimizer updates: all but those that backward updates."""
+    return [
+        (name, parameter)
+        for name, parameter in model.named_parameters()
+        if not hasattr(parameter, "_in_backward_optimizers")
+    ]
+
+
+def _embeddings(config: TrainConfig, tables: tuple[Table, ...]) -> EmbeddingBagCollection:
+    # On the meta device: whole tables may not fit on one rank.
+    return EmbeddingBagCollection(
+        tables=[
+            EmbeddingBagConfig(
+                name=table.name,
+                embedding_dim=table.embedding_dim,
+                num_embeddings=table.num_rows,
+                feature_names=[table.name],
+                pooling=PoolingType(config.embedding.pooling.upper()),
+                init_fn=leave_uninitialized,
+            )
+            for table in tables
+        ],
+        device=torch.device("meta"),
+    )
+
+
+def _fused_params(config: TrainConfig, tables: tuple[Table, ...], runtime: Runtime) -> dict[str, object]:
+    clipping = config.max_gradient_norm is not None
+    if config.embedding.kernel == "fbgemm":
+        if clipping:
+            raise ConfigError(
+                "max_gradient_norm with embedding.kernel = fbgemm: FBGEMM updates rows before the norm is "
+                "known; choose embedding.kernel=torch, or max_gradient_norm=null"
+            )
+        return fbgemm_fused_params(config.row_optimizer, runtime.device.type)
+    return {SPEC_KEY: EmbeddingSpec(tables, config.row_optimizer, hold_gradients=clipping)}

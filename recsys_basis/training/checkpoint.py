@@ -1,0 +1,215 @@
+"""Everything a run is, by torch.distributed.checkpoint: whole or not at all, and loading runs no code.
+
+A checkpoint is a flat dict of tensors keyed by names, never by ranks:
+
+    model/<parameter>                      tables as ShardedTensors in row order (``tables.py``)
+    row_optimizer/<table>.<state>          as each row optimizer declares it
+    dense_optimizer/<parameter>/<state>
+
+and ``progress.json`` beside it: step, position in the data, the layout of the tables, checksums.
+It is written to ``step-N.partial`` and renamed, so a crash while saving leaves the previous whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+
+from recsys_basis.errors import UserError
+from recsys_basis.schema import Section, parse_section
+from recsys_basis.training.build import Trainable, dense_parameters
+
+PROGRESS_FILE = "progress.json"
+KEPT_CHECKPOINTS = 2
+
+
+class CheckpointError(UserError):
+    """A checkpoint is damaged, hostile, or of another model."""
+
+
+class Progress(Section):
+    """How far a run is: ``step`` updates done in all, ``batch`` batches done of epoch ``epoch``."""
+
+    step: int
+    epoch: int
+    batch: int
+
+
+def save_checkpoint(folder: Path, trainable: Trainable, progress: Progress) -> Path:
+    """Save to ``folder/step-N`` (all ranks call it), then drop all but the newest two."""
+    final = folder / f"step-{progress.step:09d}"
+    partial = final.with_suffix(".partial")
+    main = dist.get_rank() == 0
+    if main:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    dist.barrier()
+    dcp.save(_state(trainable), storage_writer=dcp.FileSystemWriter(partial))
+    if main:
+        record = {
+            "progress": progress.model_dump(),
+            "layout": _layout(trainable),
+            "sha256": {path.name: _sha256(path) for path in sorted(partial.iterdir())},
+        }
+        (partial / PROGRESS_FILE).write_text(json.dumps(record, indent=2) + "\n")
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
+        for old in list_checkpoints(folder)[:-KEPT_CHECKPOINTS]:
+            shutil.rmtree(old)
+    dist.barrier()
+    return final
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Whole checkpoints in ``folder``, oldest first."""
+    return sorted(path for path in folder.glob("step-*") if path.suffix != ".partial")
+
+
+def load_checkpoint(path: Path, trainable: Trainable) -> Progress:
+    """Fill ``trainable`` in place from ``path`` (all ranks call it).
+
+    Raises CheckpointError naming the file that is missing or damaged, or the key that does not fit.
+    """
+    record = _read_record(path)
+    _refuse_other_layout(path, record["layout"], _layout(trainable))
+    for name, checksum in record["sha256"].items():
+        if not (path / name).is_file():
+            raise CheckpointError(f"{path / name} is missing: the checkpoint is not whole; use an older one")
+        if _sha256(path / name) != checksum:
+            raise CheckpointError(f"{path / name} is damaged (its checksum differs); use an older checkpoint")
+    reader = SafeReader(path)
+    state = _state(trainable)
+    dense_keys = _dense_state_from_metadata(reader.read_metadata())
+    state = {key: value for key, value in state.items() if not key.startswith("dense_optimizer/")} | dense_keys
+    dcp.load(state, storage_reader=reader)
+    _load_dense_optimizer(trainable, dense_keys)
+    return parse_section(Progress, record["progress"], where="progress")
+
+
+class SafeReader(dcp.FileSystemReader):
+    """DCP's reader, except that its pickled index may name only the classes an index is made of."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        path = Path(self.path) / ".metadata"
+        try:
+            with path.open("rb") as file:
+                metadata = _IndexUnpickler(file).load()
+        except (OSError, EOFError, pickle.UnpicklingError, AttributeError, ValueError) as error:
+            raise CheckpointError(f"{path} cannot be read as a checkpoint index: {error}") from error
+        if not isinstance(metadata, Metadata):
+            raise CheckpointError(f"{path} does not hold a checkpoint index")
+        if not all(isinstance(entry, TensorStorageMetadata) for entry in metadata.state_dict_metadata.values()):
+            raise CheckpointError(f"{path} lists entries that are not tensors")
+        metadata.storage_meta = metadata.storage_meta or StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+class _IndexUnpickler(pickle.Unpickler):
+    _ALLOWED = {
+        ("pathlib", "PosixPath"),
+        ("torch", "Size"),
+        ("torch.serialization", "_get_layout"),
+        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+        *(
+            ("torch.distributed.checkpoint.metadata", name)
+            for name in (
+                "_MEM_FORMAT_ENCODING",
+                "ChunkStorageMetadata",
+                "Metadata",
+                "MetadataIndex",
+                "StorageMeta",
+                "TensorProperties",
+                "TensorStorageMetadata",
+            )
+        ),
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if is_dtype or (module, name) in self._ALLOWED:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no checkpoint index needs")
+
+
+def _state(trainable: Trainable) -> dict[str, Any]:
+    state: dict[str, Any] = {f"model/{key}": value for key, value in trainable.model.state_dict().items()}
+    for entries in trainable.row_optimizer.state_dict()["state"].values():
+        state |= {f"row_optimizer/{key}": value for key, value in entries.items()}
+    names = [name for name, _ in dense_parameters(trainable.model)]
+    for index, entries in trainable.dense_optimizer.state_dict()["state"].items():
+        state |= {f"dense_optimizer/{names[index]}/{key}": value for key, value in entries.items()}
+    return state
+
+
+def _dense_state_from_metadata(metadata: Metadata) -> dict[str, torch.Tensor]:
+    """Empty tensors to load into: a fresh optimizer has no state yet to be filled in place."""
+    return {
+        key: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for key, entry in metadata.state_dict_metadata.items()
+        if key.startswith("dense_optimizer/") and isinstance(entry, TensorStorageMetadata)
+    }
+
+
+def _load_dense_optimizer(trainable: Trainable, loaded: dict[str, torch.Tensor]) -> None:
+    indices = {name: index for index, (name, _) in enumerate(dense_parameters(trainable.model))}
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    for key, value in loaded.items():
+        parameter, name = key.removeprefix("dense_optimizer/").rsplit("/", 1)
+        state.setdefault(indices[parameter], {})[name] = value
+    groups = trainable.dense_optimizer.state_dict()["param_groups"]
+    trainable.dense_optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _layout(trainable: Trainable) -> dict[str, Any]:
+    """What must agree for the tensors to mean the same: tables, their striping, and the row optimizer."""
+    rule = trainable.config.row_optimizer.model_dump(exclude={"learning_rate", "weight_decay"})
+    tables = {
+        table.name: {
+            "num_ids": table.num_ids,
+            "embedding_dim": table.embedding_dim,
+            "num_partitions": table.num_partitions,
+        }
+        for table in trainable.tables
+    }
+    return {
+        "tables": tables,
+        "row_optimizer": rule,
+        "kernel": trainable.config.embedding.kernel,
+        "dense_optimizer": trainable.config.dense_optimizer.name,
+    }
+
+
+def _refuse_other_layout(path: Path, saved: Any, current: Any, key: str = "") -> None:
+    if isinstance(saved, dict) and isinstance(current, dict):
+        for name in sorted({*saved, *current}):
+            _refuse_other_layout(path, saved.get(name), current.get(name), f"{key}.{name}" if key else name)
+    elif saved != current:
+        raise CheckpointError(
+            f"{path} was saved with {key} = {saved!r}, this run has {current!r}; make the config agree, "
+            "or start anew with resume=never and another output_dir"
+        )
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads((path / PROGRESS_FILE).read_text())
+        if {"progress", "layout", "sha256"} <= record.keys():
+            return dict(record)
+    except (OSError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path / PROGRESS_FILE} cannot be read: {error}") from error
+    raise CheckpointError(f"{path / PROGRESS_FILE} is not a record of this program")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,212 @@
+"""One training run, from its config to result.json."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from tqdm import tqdm
+
+from recsys_basis.batches.batch import Batch
+from recsys_basis.batches.parquet import RowGroup, list_row_groups
+from recsys_basis.batches.stream import BatchStream, Shuffle
+from recsys_basis.embeddings.bags import NonFiniteError
+from recsys_basis.ingest.manifest import Manifest
+from recsys_basis.metrics.resources import RowMeter
+from recsys_basis.schema import ConfigError
+from recsys_basis.training.build import Trainable, build
+from recsys_basis.training.checkpoint import Progress, list_checkpoints, load_checkpoint, save_checkpoint
+from recsys_basis.training.clipping import clip_gradients
+from recsys_basis.training.evaluation import Evaluation, evaluate
+from recsys_basis.training.costs import measure_costs
+from recsys_basis.training.run_folder import RunFolder
+from recsys_basis.training.runtime import Runtime, start_runtime
+from recsys_basis.training.spec import TrainConfig
+
+
+def run_training(
+    config: TrainConfig, on_rows: Callable[[int], object] | None = None
+) -> dict[str, Any] | None:
+    """Train, evaluate and save; returns what result.json holds (None on all but the main rank).
+
+    ``on_rows`` is called with the rows of each step in place of progress bars.
+    """
+    with start_runtime(config.runtime) as runtime:
+        manifest = Manifest.load(Path(config.dataset.prepared_dir))
+        train_groups, evaluation_groups = open_row_groups(config, manifest)
+        trainable = build(config, manifest, runtime)
+        folder = RunFolder(config, runtime)
+        run = Run(config, runtime, trainable, folder, train_groups, evaluation_groups, on_rows)
+        run.resume()
+        run.train()
+        return run.finish()
+
+
+def open_row_groups(config: TrainConfig, manifest: Manifest) -> tuple[list[RowGroup], list[RowGroup]]:
+    """Row groups to train on and to evaluate on; see ``holdout_fraction``."""
+    folder = Path(config.dataset.prepared_dir)
+    train_rows = manifest.splits["train"].num_rows
+    if not config.holdout_fraction:
+        return list_row_groups(folder / "train"), list_row_groups(folder / "test")
+    cut = round(train_rows * (1.0 - config.holdout_fraction))
+    if cut in (0, train_rows):
+        raise ConfigError(f"holdout_fraction = {config.holdout_fraction} of {train_rows} rows leaves a part empty")
+    return list_row_groups(folder / "train", 0, cut), list_row_groups(folder / "train", cut)
+
+
+WARMUP_STEPS = 10
+"""First steps pay for allocation and caches: rows a second are counted after them."""
+
+
+@dataclass
+class Run:
+    """State of one run on one rank."""
+
+    config: TrainConfig
+    runtime: Runtime
+    trainable: Trainable
+    folder: RunFolder
+    train_groups: list[RowGroup]
+    evaluation_groups: list[RowGroup]
+    on_rows: Callable[[int], object] | None = None
+    progress: Progress = Progress(step=0, epoch=0, batch=0)
+
+    def __post_init__(self) -> None:
+        self.num_steps = self._stream(0).num_batches * self.config.epochs
+        self.speed = RowMeter(WARMUP_STEPS)
+
+    def resume(self) -> None:
+        """With resume=auto, continue from the newest checkpoint of this run's folder, if it has one."""
+        checkpoints = list_checkpoints(self.folder.checkpoints)
+        if self.config.resume == "auto" and checkpoints:
+            self.progress = load_checkpoint(checkpoints[-1], self.trainable)
+            self._say(f"resumed from {checkpoints[-1]} at step {self.progress.step}")
+
+    def train(self) -> None:
+        """All remaining steps of all epochs, with evaluations and checkpoints at their intervals."""
+        while self.progress.epoch < self.config.epochs:
+            stream = self._stream(self.progress.epoch, self.progress.batch)
+            title = f"epoch {self.progress.epoch + 1}/{self.config.epochs}"
+            done = min(stream.start_batch * stream.batch_size, stream.num_rows)
+            with self._bar(title, stream.num_rows, done) as bar:
+                for batch in stream:
+                    loss = self.step(batch.to(self.runtime.device))
+                    self._advance(batch, loss, bar)
+            self.progress = Progress(step=self.progress.step, epoch=self.progress.epoch + 1, batch=0)
+
+    def step(self, batch: Batch) -> float:
+        """Forward, backward with the rows' update inside, the towers' update; this rank's share of the loss."""
+        step = self.progress.step
+        self.trainable.start_step(step, self.num_steps)
+        logits = self.trainable.model(batch.dense, batch.sparse).squeeze(1)
+        losses = F.binary_cross_entropy_with_logits(logits, batch.label, reduction="sum")
+        # Ranks may hold shares of different size; DDP and TorchRec both average over ranks, so this
+        # makes every gradient the mean over the global batch.
+        loss = losses * self.runtime.world_size / batch.global_rows
+        if not torch.isfinite(loss):
+            raise NonFiniteError(f"step {step}: the loss is {float(loss)}; lower the learning rates. {self._kept()}")
+        try:
+            loss.backward()
+        except NonFiniteError as error:
+            raise NonFiniteError(f"step {step}: {error}; lower the learning rates. {self._kept()}") from error
+        if self.config.max_gradient_norm is not None:
+            clip_gradients(
+                self.trainable.dense_parameters(),
+                self.trainable.embedding_bags(),
+                self.config.max_gradient_norm,
+            )
+        self.trainable.finish_step()
+        return float(loss) / self.runtime.world_size
+
+    def finish(self) -> dict[str, Any] | None:
+        """Last checkpoint, evaluation of every row, result.json."""
+        save_checkpoint(self.folder.checkpoints, self.trainable, self.progress)
+        evaluation = self.evaluate()
+        costs = measure_costs(self.trainable, self.speed)
+        if evaluation is None:
+            return None
+        self.folder.write_predictions(evaluation.label, evaluation.logit)
+        result = {
+            "evaluated_on": "holdout" if self.config.holdout_fraction else "test",
+            **dataclasses.asdict(evaluation.metrics),
+            "steps": self.progress.step,
+            "train_rows": self._stream(0).num_rows,
+            "seed": self.config.seed,
+            "learning_rate": self.config.row_optimizer.learning_rate,
+            **dataclasses.asdict(costs),
+        }
+        self.folder.finish(result)
+        return result
+
+    def evaluate(self) -> Evaluation | None:
+        """Evaluate all rows now, and log it."""
+        stream = BatchStream(
+            self.evaluation_groups,
+            max(self.config.batch_size, 4096),
+            self.runtime.rank,
+            self.runtime.world_size,
+        )
+        with self._bar("evaluate", stream.num_rows) as bar:
+            evaluation = evaluate(self.trainable.model, stream, self.runtime, bar.update)
+        if evaluation is not None:
+            self.folder.log("evaluation", self.progress.step, **dataclasses.asdict(evaluation.metrics))
+        return evaluation
+
+    def _advance(self, batch: Batch, loss: float, bar: tqdm[Any]) -> None:
+        self.progress = Progress(
+            step=self.progress.step + 1, epoch=self.progress.epoch, batch=self.progress.batch + 1
+        )
+        self.speed.add(batch.global_rows)
+        bar.update(batch.global_rows)
+        if self.on_rows is not None:
+            self.on_rows(batch.global_rows)
+        step = self.progress.step
+        if step % self.config.log_every_steps == 0:
+            bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
+            self.folder.log("train", step, loss=loss, rows_per_second=self.speed.rows_per_second)
+        if self._due(self.config.evaluate_every_steps):
+            with self.speed.paused():
+                self.evaluate()
+        if self._due(self.config.checkpoint_every_steps):
+            with self.speed.paused():
+                save_checkpoint(self.folder.checkpoints, self.trainable, self.progress)
+
+    def _due(self, interval: int | None) -> bool:
+        step = self.progress.step
+        return interval is not None and step % interval == 0 and step < self.num_steps
+
+    def _stream(self, epoch: int, start_batch: int = 0) -> BatchStream:
+        config = self.config
+        shuffle = Shuffle(config.seed, epoch, config.shuffle_window) if config.shuffle_window else None
+        return BatchStream(
+            self.train_groups,
+            config.batch_size,
+            self.runtime.rank,
+            self.runtime.world_size,
+            shuffle,
+            start_batch,
+        )
+
+    def _bar(self, title: str, total: int, done: int = 0) -> tqdm[Any]:
+        return tqdm(
+            desc=title,
+            total=total,
+            initial=done,
+            unit="row",
+            unit_scale=True,
+            disable=not self.runtime.is_main or self.on_rows is not None,
+            mininterval=0.5,
+        )
+
+    def _kept(self) -> str:
+        checkpoints = list_checkpoints(self.folder.checkpoints)
+        return f"The last good checkpoint is {checkpoints[-1]}" if checkpoints else "No checkpoint was saved yet"
+
+    def _say(self, text: str) -> None:
+        if self.runtime.is_main:
+            tqdm.write(text)

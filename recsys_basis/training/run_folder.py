@@ -1,0 +1,122 @@
+"""What a run leaves behind, and where."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch.utils.tensorboard import SummaryWriter
+
+from recsys_basis.report.atomic import written_whole
+from recsys_basis.report.records import write_predictions
+from recsys_basis.schema import ConfigError
+from recsys_basis.training.runtime import Runtime
+from recsys_basis.training.spec import TrainConfig
+
+README = """\
+# One training run of recsys_basis
+
+| file | what |
+|---|---|
+| config.yaml | the resolved config: every key that decided this run |
+| environment.json | versions, machine, threads, git commit, command |
+| metrics.jsonl | one JSON object a line: training loss at intervals, evaluations |
+| tensorboard/ | the same as curves: `tensorboard --logdir tensorboard` |
+| checkpoints/ | the newest two checkpoints; `resume=auto` continues from the last |
+| test_predictions.parquet | label and logit of every evaluated row, in file order |
+| result.json | final metrics, bytes, speed; written last, so its presence says the run finished |
+"""
+
+
+class RunFolder:
+    """The folder of one run; only the main rank writes to it."""
+
+    def __init__(self, config: TrainConfig, runtime: Runtime) -> None:
+        """Open ``config.output_dir``. Raises ConfigError if it holds a run that must not be touched."""
+        self.path = Path(config.output_dir)
+        self.checkpoints = self.path / "checkpoints"
+        self._writes = runtime.is_main
+        if config.resume == "never" and self.path.exists() and any(self.path.iterdir()):
+            raise ConfigError(
+                f"output_dir = {self.path} is not empty: choose another, or resume=auto to continue that run"
+            )
+        if not self._writes:
+            return
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        (self.path / "README.md").write_text(README)
+        resolved = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+        (self.path / "config.yaml").write_text(resolved)
+        write_json(self.path / "environment.json", describe_environment(runtime))
+        self._metrics = (self.path / "metrics.jsonl").open("a", buffering=1)
+        self._board = SummaryWriter(self.path / "tensorboard")
+
+    def log(self, kind: str, step: int, **values: float | None) -> None:
+        """Append numbers to metrics.jsonl and TensorBoard under ``kind/name``."""
+        if not self._writes:
+            return
+        self._metrics.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+        for name, value in values.items():
+            if value is not None:
+                self._board.add_scalar(f"{kind}/{name}", value, step)
+
+    def write_predictions(self, label: torch.Tensor, logit: torch.Tensor) -> None:
+        """label [n] int8 and logit [n] float32 of all evaluated rows."""
+        write_predictions(self.path, label.to(torch.int8).numpy(), logit.numpy())
+
+    def finish(self, result: dict[str, Any]) -> None:
+        """Write result.json, the mark of a finished run, and close the logs."""
+        if self._writes:
+            self._metrics.close()
+            self._board.close()
+            write_json(self.path / "result.json", result)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write ``value`` so that ``path`` appears whole or not at all."""
+    with written_whole(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def describe_environment(runtime: Runtime) -> dict[str, Any]:
+    """Versions, machine, threads and git commit: what a number from this run depends on."""
+    packages = ("recsys-basis", "torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu", "numpy", "pyarrow")
+    return {
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "git_commit": _git_commit(),
+        "versions": {name: version for name in packages if (version := _version(name))},
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "device": str(runtime.device),
+        "world_size": runtime.world_size,
+        "threads_per_rank": runtime.threads,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git_commit() -> str | None:
+    """Commit of the checkout this code runs from, with "+changes" where files differ; else None."""
+    folder = Path(__file__).parent
+    try:
+        commit = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=40", "--dirty=+changes", "--exclude=*"],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return commit.stdout.strip()

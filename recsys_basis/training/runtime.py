@@ -1,0 +1,80 @@
+"""Ranks, device and threads of a run, from torchrun's environment or alone."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+import torch.distributed as dist
+from pydantic import Field
+from torchrec.distributed.comm_ops import set_use_sync_collectives
+
+from recsys_basis.schema import ConfigError, Section
+
+
+class RuntimeConfig(Section):
+    """Section ``runtime``: what the run runs on."""
+
+    device: Literal["auto", "cpu", "cuda"]
+    threads_per_rank: Annotated[int, Field(ge=1)] | None
+    """torch threads of each rank; null: the cores this process may use over its ranks on this machine."""
+    collective_timeout_s: Annotated[int, Field(ge=1)]
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Where this process stands among the ranks of a run."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+    threads: int
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank prints and writes."""
+        return self.rank == 0
+
+
+@contextmanager
+def start_runtime(config: RuntimeConfig) -> Iterator[Runtime]:
+    """Join the process group that torchrun's environment describes, or one of a single rank.
+
+    Raises ConfigError for a device that is not there.
+    """
+    device = _device(config)
+    threads = config.threads_per_rank or _share_of_cores()
+    torch.set_num_threads(threads)
+    # On GPUs gloo stays beside NCCL for what lives in CPU memory: gathered predictions, agreement.
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    timeout = datetime.timedelta(seconds=config.collective_timeout_s)
+    if "RANK" in os.environ:
+        dist.init_process_group(backend, timeout=timeout)
+    else:
+        dist.init_process_group(backend, timeout=timeout, store=dist.HashStore(), rank=0, world_size=1)
+    # gloo's gather collectives refuse ranks with different batch sizes, as the last batch has.
+    set_use_sync_collectives(backend == "gloo")
+    try:
+        yield Runtime(dist.get_rank(), dist.get_world_size(), device, threads)
+    finally:
+        dist.destroy_process_group()
+
+
+def _device(config: RuntimeConfig) -> torch.device:
+    has_cuda = torch.cuda.is_available()
+    if config.device == "cuda" and not has_cuda:
+        raise ConfigError("runtime.device = cuda, but torch sees no GPU; see `recsys-basis doctor`")
+    if config.device == "cpu" or not has_cuda:
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    torch.cuda.set_device(device)
+    return device
+
+
+def _share_of_cores() -> int:
+    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))

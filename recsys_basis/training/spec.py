@@ -1,0 +1,58 @@
+"""Config of one training run: the root of configs/train.yaml."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, SerializeAsAny, field_validator
+
+from recsys_basis.dense_optimizers import DenseOptimizerConfig, parse_dense_optimizer
+from recsys_basis.embeddings.spec import EmbeddingConfig
+from recsys_basis.ingest.spec import DatasetConfig
+from recsys_basis.models import ModelConfig
+from recsys_basis.row_optimizers import parse_row_optimizer
+from recsys_basis.row_optimizers.base import RowOptimizerConfig
+from recsys_basis.schema import Section
+from recsys_basis.training.runtime import RuntimeConfig
+from recsys_basis.training.schedule import ScheduleConfig
+
+
+class TrainConfig(Section):
+    """Everything that decides a run; its resolved form is saved with the run."""
+
+    dataset: DatasetConfig
+    model: ModelConfig
+    embedding: EmbeddingConfig
+    row_optimizer: SerializeAsAny[RowOptimizerConfig]
+    dense_optimizer: SerializeAsAny[DenseOptimizerConfig]
+    schedule: ScheduleConfig
+    runtime: RuntimeConfig
+
+    seed: Annotated[int, Field(ge=0, lt=2**31)]
+    """Decides initial weights and the order of rows."""
+    batch_size: Annotated[int, Field(ge=1)]
+    """Rows of a global batch, all ranks together (G)."""
+    epochs: Annotated[int, Field(ge=1)]
+    shuffle_window: Annotated[int, Field(ge=0)]
+    """Row groups shuffled together in memory; 0 keeps the order of time."""
+    max_gradient_norm: Annotated[float, Field(gt=0.0)] | None
+    """Norm over towers and embedding rows together, above which all are scaled down; null: off."""
+    holdout_fraction: Annotated[float, Field(ge=0.0, lt=1.0)]
+    """0: train on all training rows, evaluate on test. Else evaluate on this last part of the training
+    rows and train on the rest, so that a search never sees the test rows."""
+    evaluate_every_steps: Annotated[int, Field(ge=1)] | None
+    log_every_steps: Annotated[int, Field(ge=1)]
+    checkpoint_every_steps: Annotated[int, Field(ge=1)] | None
+    """null: at the end only."""
+    resume: Literal["auto", "never"]
+    output_dir: str
+
+    @field_validator("row_optimizer", mode="before")
+    @classmethod
+    def _row_optimizer(cls, value: Any) -> Any:
+        return value if isinstance(value, RowOptimizerConfig) else parse_row_optimizer(value)
+
+    @field_validator("dense_optimizer", mode="before")
+    @classmethod
+    def _dense_optimizer(cls, value: Any) -> Any:
+        return value if isinstance(value, DenseOptimizerConfig) else parse_dense_optimizer(value)

@@ -1,0 +1,216 @@
+"""The sharded collection on gloo: the same weights and state on 1 and 2 ranks, and TorchRec's private seams."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.ranks import run_ranks
+from torchrec.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
+from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.sharding.rw_sharding import RwPooledEmbeddingSharding
+from torchrec.distributed.types import ShardingEnv, ShardingType
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recsys_basis.embeddings.initial import initialize_weights, leave_uninitialized
+from recsys_basis.embeddings.kernel import SPEC_KEY, EmbeddingSpec
+from recsys_basis.embeddings.plan import plan_sharding
+from recsys_basis.embeddings.sharder import RowOptimizerLookup, RowOptimizerSharder
+from recsys_basis.embeddings.striping import Striping
+from recsys_basis.row_optimizers import row_optimizer_defaults
+from recsys_basis.row_optimizers.base import RowOptimizerConfig
+from recsys_basis.tables import Table
+from recsys_basis.training.runtime import Runtime, RuntimeConfig, start_runtime
+
+TABLES = (Table("a", 61, 8, 4), Table("b", 30, 8, 2), Table("c", 5, 8, 1))
+RUNTIME = RuntimeConfig(device="cpu", threads_per_rank=1, collective_timeout_s=60)
+STEPS, GLOBAL_BATCH = 12, 15
+"""An odd batch: two ranks get 7 and 8 rows."""
+
+
+class Model(torch.nn.Module):
+    def __init__(self, embeddings: EmbeddingBagCollection) -> None:
+        super().__init__()
+        self.embeddings = embeddings
+        generator = torch.Generator().manual_seed(3)
+        self.tower = torch.nn.Linear(8 * len(TABLES), 1)
+        with torch.no_grad():
+            self.tower.weight.copy_(torch.randn(self.tower.weight.shape, generator=generator))
+            self.tower.bias.zero_()
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        pooled = self.embeddings(features).to_dict()  # its order of keys follows the plan
+        return self.tower(torch.cat([pooled[table.name] for table in TABLES], dim=1)).squeeze(1)
+
+
+def global_batch(step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """ids [features, rows, 3], how many of them count [features, rows], labels [rows]."""
+    generator = torch.Generator().manual_seed(step)
+    limits = torch.tensor([table.num_ids for table in TABLES])[:, None, None]
+    ids = (torch.rand(len(TABLES), GLOBAL_BATCH, 3, generator=generator) ** 2 * limits).long()
+    lengths = torch.randint(0, 4, (len(TABLES), GLOBAL_BATCH), generator=generator)
+    return ids, lengths, torch.randint(0, 2, (GLOBAL_BATCH,), generator=generator).float()
+
+
+def share(step: int, rank: int, world_size: int) -> tuple[KeyedJaggedTensor, torch.Tensor]:
+    ids, lengths, labels = global_batch(step)
+    rows = slice(GLOBAL_BATCH * rank // world_size, GLOBAL_BATCH * (rank + 1) // world_size)
+    ids, lengths = ids[:, rows], lengths[:, rows]
+    values = ids[torch.arange(3) < lengths[:, :, None]]
+    features = KeyedJaggedTensor(keys=[table.name for table in TABLES], values=values, lengths=lengths.reshape(-1))
+    return features, labels[rows]
+
+
+def train_each(
+    configs: dict[str, RowOptimizerConfig], sharding: str, pooling: str
+) -> dict[str, dict[str, torch.Tensor]]:
+    """For each rule, all tensors after ``STEPS`` global batches."""
+    with start_runtime(RUNTIME) as runtime:
+        return {name: train(runtime, config, sharding, pooling) for name, config in configs.items()}
+
+
+def train(runtime: Runtime, config: RowOptimizerConfig, sharding: str, pooling: str) -> dict[str, torch.Tensor]:
+    """Train on ``STEPS`` global batches; full tensors by name, gathered to rank 0."""
+    embeddings = EmbeddingBagCollection(
+        tables=[
+            EmbeddingBagConfig(
+                name=table.name,
+                embedding_dim=8,
+                num_embeddings=table.num_rows,
+                feature_names=[table.name],
+                pooling=PoolingType(pooling.upper()),
+                init_fn=leave_uninitialized,
+            )
+            for table in TABLES
+        ],
+        device=torch.device("meta"),
+    )
+    sharder = RowOptimizerSharder(TABLES, {SPEC_KEY: EmbeddingSpec(TABLES, config, hold_gradients=False)})
+    module = Model(embeddings)
+    plan = plan_sharding(module, sharder, sharding, GLOBAL_BATCH, "cpu")
+    kinds = {name: entry.sharding_type for name, entry in plan.plan["embeddings"].items()}
+    if sharding == "row_wise" and runtime.world_size == 2:
+        assert kinds["a"] == kinds["b"] == ShardingType.ROW_WISE.value
+    model = DistributedModelParallel(
+        module,
+        env=ShardingEnv.from_process_group(dist.group.WORLD),
+        device=runtime.device,
+        plan=plan,
+        sharders=[sharder],
+    )
+    initialize_weights(model, TABLES, 1.0, seed=5)
+    for step in range(STEPS):
+        features, labels = share(step, runtime.rank, runtime.world_size)
+        model.fused_optimizer.zero_grad()
+        losses = torch.nn.functional.binary_cross_entropy_with_logits(model(features), labels, reduction="sum")
+        (losses * runtime.world_size / GLOBAL_BATCH).backward()
+    return gathered(model)
+
+
+def gathered(model: DistributedModelParallel) -> dict[str, torch.Tensor]:
+    tensors: dict[str, Any] = {
+        key: value for key, value in model.state_dict().items() if "embedding_bags" in key
+    }
+    for entries in model.fused_optimizer.state_dict()["state"].values():
+        tensors |= entries
+    names: list[list[str]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(names, sorted(tensors))
+    full = {}
+    for name in sorted({name for rank in names for name in rank}):
+        owner_has = [name in rank for rank in names]
+        value = tensors.get(name)
+        if all(owner_has) and hasattr(value, "local_shards"):
+            target = torch.empty(value.size(), dtype=value.dtype) if dist.get_rank() == 0 else None
+            value.gather(0, target)
+            full[name] = target
+        else:  # a table-wise table's state lives on its owner alone
+            local = None if value is None else value
+            if hasattr(local, "local_shards"):
+                local = local.local_shards()[0].tensor
+            pieces: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(pieces, local)
+            full[name] = next(piece for piece in pieces if piece is not None)
+    return full
+
+
+RULES = {
+    "basis": row_optimizer_defaults("basis", rows_per_bucket=5.0),
+    "basis_literal": row_optimizer_defaults("basis_literal", rows_per_bucket=5.0, learning_rate=0.01),
+    "basis_head_momentum": row_optimizer_defaults(
+        "basis", rows_per_bucket=5.0, direction="head_momentum", head_bucket_share=0.5
+    ),
+    "adam": row_optimizer_defaults("adam"),
+    "partial_rowwise_adam": row_optimizer_defaults("partial_rowwise_adam"),
+    "rowwise_adagrad": row_optimizer_defaults("rowwise_adagrad"),
+    "adagrad": row_optimizer_defaults("adagrad"),
+    "sgd": row_optimizer_defaults("sgd"),
+}
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, dict[str, torch.Tensor]]:
+    return run_ranks(1, train_each, RULES, "table_wise", "sum")[0]
+
+
+@pytest.mark.parametrize("sharding", ["table_wise", "row_wise"])
+def test_two_ranks_end_with_the_weights_and_state_of_one(
+    alone: dict[str, dict[str, torch.Tensor]], sharding: str
+) -> None:
+    together = run_ranks(2, train_each, RULES, sharding, "sum")[0]
+    for rule, expected in alone.items():
+        assert together[rule].keys() == expected.keys()
+        for name, value in expected.items():
+            # Only the order of float32 sums differs (7 + 8 rows, or 15).
+            torch.testing.assert_close(together[rule][name], value, rtol=2e-5, atol=2e-6, msg=f"{rule} {name}")
+
+
+def test_training_moves_every_table(alone: dict[str, dict[str, torch.Tensor]]) -> None:
+    weights = {rule: tensors["embeddings.embedding_bags.a.weight"] for rule, tensors in alone.items()}
+    for rule, weight in weights.items():
+        others = [other for name, other in weights.items() if name != rule]
+        assert all(not torch.equal(weight, other) for other in others)
+
+
+def test_mean_pooling_agrees_where_torchrec_is_right() -> None:
+    configs = {"rowwise_adagrad": RULES["rowwise_adagrad"]}
+    expected = run_ranks(1, train_each, configs, "table_wise", "mean")[0]["rowwise_adagrad"]
+    together = run_ranks(2, train_each, configs, "table_wise", "mean")[0]["rowwise_adagrad"]
+    for name, value in expected.items():
+        torch.testing.assert_close(together[name], value, rtol=2e-5, atol=2e-6)
+
+
+def attempt_mixed_mean() -> str:
+    try:
+        train_each({"sgd": RULES["sgd"]}, "row_wise", "mean")  # table c is too small for row-wise
+    except ValueError as error:
+        return str(error)
+    return "accepted"
+
+
+def test_mean_pooling_with_mixed_sharding_is_refused() -> None:
+    assert all("mean pooling" in message for message in run_ranks(2, attempt_mixed_mean))
+
+
+def test_id_out_of_range_names_the_table() -> None:
+    striping = Striping({"x": TABLES[0], "y": TABLES[1]})
+    features = KeyedJaggedTensor(
+        keys=["x", "y"], values=torch.tensor([60, 0, 30]), lengths=torch.tensor([1, 1, 0, 1])
+    )
+    with pytest.raises(IndexError, match=r"table b: id 30 .*0\.\.29"):
+        striping(features)
+
+
+def test_torchrec_seams_have_the_signatures_we_override() -> None:
+    """Private to torchrec 1.8: a new version must be read before the pin moves."""
+    ours = list(inspect.signature(RowOptimizerLookup._create_embedding_kernel).parameters)
+    assert ours == list(inspect.signature(GroupedPooledEmbeddingsLookup._create_embedding_kernel).parameters)
+    assert list(inspect.signature(ShardedEmbeddingBagCollection._create_lookups).parameters) == ["self"]
+    source = inspect.getsource(RwPooledEmbeddingSharding.create_lookup)
+    for attribute in ("_grouped_embedding_configs", "_pg", "_device", "_env"):
+        assert f"self.{attribute}" in source

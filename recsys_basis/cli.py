@@ -46,7 +46,7 @@ def print_help(job: str) -> int:
     spec = find_spec(f"recsys_basis.{job}")
     assert spec is not None and spec.origin is not None
     purpose = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8")))
-    print(f"{purpose}\n\nKeys and defaults (configs/{job}.yaml):\n\n{describe_job(job)}")
+    print(f"{purpose}\n\nKeys, meanings and defaults:\n\n{describe_job(job)}")
     return 0
 
 

@@ -61,9 +61,7 @@ def compare(overrides: list[str]) -> None:
     print_comparison(rows, title, comparison.baseline)
     for rate in searched:
         if rate.at_edge:
-            print(
-                f"note: {rate.variant}'s best learning rate {rate.learning_rate:g} is at the edge of those tried"
-            )
+            print(f"note: {rate.variant}'s best rate {rate.learning_rate:g} is at the edge of those tried")
     print(f"comparison folder: {plan.folder}")
 
 

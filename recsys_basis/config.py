@@ -35,15 +35,26 @@ def compose_job(job: str, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def describe_job(job: str) -> str:
-    """For --help: the job's commented YAML, and the options of each config group."""
+    """For --help: the job's commented YAML, that of each group's default option, and the other options."""
     folder = config_folder()
-    lines = [(folder / f"{job}.yaml").read_text().rstrip(), "", "Options of the config groups:"]
-    for group in sorted(path for path in folder.iterdir() if path.is_dir()):
-        options = ", ".join(sorted(option.stem for option in group.glob("*.yaml")))
-        lines.append(f"  {group.name}={options}")
-    return "\n".join(lines)
+    parts = [_with_heading(folder / f"{job}.yaml")]
+    for group, option in _default_options(job).items():
+        options = ", ".join(sorted(path.stem for path in (folder / group).glob("*.yaml")))
+        parts.append(f"--- {group}=... is one of: {options}")
+        if option is not None:
+            parts.append(_with_heading(folder / group / f"{option}.yaml"))
+    return "\n\n".join(parts)
 
 
-def config_path(group: str, option: str) -> Path:
-    """File of one option of a config group."""
-    return config_folder() / group / f"{option}.yaml"
+def _default_options(job: str) -> dict[str, str | None]:
+    """Config groups of ``job`` and the option each takes by default; a defaults list may name another job."""
+    options: dict[str, str | None] = {}
+    for entry in OmegaConf.load(config_folder() / f"{job}.yaml").defaults:
+        if entry == "_self_":
+            continue
+        options |= _default_options(entry) if isinstance(entry, str) else dict(entry.items())
+    return options
+
+
+def _with_heading(path: Path) -> str:
+    return f"--- configs/{path.relative_to(config_folder())}\n{path.read_text(encoding='utf-8').rstrip()}"

@@ -27,9 +27,7 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-def parse_section(
-    section: type[SectionType], values: Mapping[str, Any], where: str = ""
-) -> SectionType:
+def parse_section(section: type[SectionType], values: Mapping[str, Any], where: str = "") -> SectionType:
     """Validate ``values`` as ``section``; ``where`` is the dotted path of the section, if any.
 
     Raises ConfigError with one line per bad key, each naming the dotted key, the value and the reason.

@@ -55,7 +55,7 @@ class Segments:
     def position_of_items(self) -> torch.Tensor:
         """[L] int64: for each item, the index of its key in ``keys``."""
         positions = torch.empty_like(self.order)
-        positions[self.order] = torch.arange(
-            len(self.keys), device=self.order.device
-        ).repeat_interleave(self.counts)
+        positions[self.order] = torch.arange(len(self.keys), device=self.order.device).repeat_interleave(
+            self.counts
+        )
         return positions

@@ -1,10 +1,10 @@
 """Write a click log in Criteo's raw format, drawn from a teacher whose click probabilities are known.
 
     recsys-basis synthesize
-    recsys-basis synthesize rows=2000000 cardinality_scale=0.1 path=data/large.tsv.gz
+    recsys-basis synthesize output_dir=data/large synthetic.rows=2_000_000 synthetic.cardinality_scale=0.15
 
 Prints the Bayes AUC and log loss of its last part, against which learned ones can be read; they are
-also written to PATH.truth.json.
+also written beside the log, to <log>.truth.json.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parse(overrides: list[str]) -> SyntheticConfig:
     """The validated config of configs/synthesize.yaml under ``overrides``."""
-    return parse_section(SyntheticConfig, compose_job("synthesize", overrides))
+    return parse_section(SyntheticConfig, compose_job("synthesize", overrides)["synthetic"], "synthetic")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,9 @@ class Batch(Pipelineable):
     global_rows: int
 
     @classmethod
-    def from_columns(cls, dense: np.ndarray, sparse: np.ndarray, label: np.ndarray, global_rows: int) -> Batch:
+    def from_columns(
+        cls, dense: np.ndarray, sparse: np.ndarray, label: np.ndarray, global_rows: int
+    ) -> Batch:
         """dense [B, 13], sparse [26, B] int32 and label [B] arrays, all of one rank."""
         lengths = torch.ones(sparse.size, dtype=torch.int32)
         ids = KeyedJaggedTensor(

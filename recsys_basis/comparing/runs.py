@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
+from omegaconf import OmegaConf
 from tqdm import tqdm
 
 from recsys_basis.errors import UserError
@@ -41,8 +41,9 @@ class PlannedRun:
         """Whether the folder holds this very run, ended. Raises UserError if it holds another one."""
         if not (self.folder / "result.json").is_file():
             return False
-        saved = yaml.safe_load((self.folder / "config.yaml").read_text())
-        wanted = yaml.safe_load(yaml.safe_dump(self.config.model_dump(mode="json")))
+        saved = OmegaConf.to_container(OmegaConf.load(self.folder / "config.yaml"))
+        wanted = self.config.model_dump(mode="json")
+        assert isinstance(saved, dict)
         differing = sorted(key for key in wanted if saved.get(key) != wanted[key])
         if differing:
             raise UserError(
@@ -55,7 +56,13 @@ class PlannedRun:
         """The finished run."""
         result = json.loads((self.folder / "result.json").read_text())
         metrics = ClickMetrics(**{field.name: result[field.name] for field in fields(ClickMetrics)})
-        names = ("optimizer_bytes", "dense_optimizer_bytes", "weight_bytes", "rows_per_second", "peak_memory_bytes")
+        names = (
+            "optimizer_bytes",
+            "dense_optimizer_bytes",
+            "weight_bytes",
+            "rows_per_second",
+            "peak_memory_bytes",
+        )
         return RunRecord(
             variant=self.variant,
             seed=self.config.seed,
@@ -78,10 +85,10 @@ def make_runs(runs: Sequence[PlannedRun], rows_per_run: int, parallel: int, titl
     context.set_forkserver_preload(["recsys_basis.training.loop"])
     rows_done = context.Value("q", 0)
     with (
-        ProcessPoolExecutor(
-            parallel, context, _keep_counter, (rows_done,), max_tasks_per_child=1
-        ) as pool,
-        tqdm(desc=title, total=len(missing) * rows_per_run, unit="row", unit_scale=True, mininterval=0.5) as bar,
+        ProcessPoolExecutor(parallel, context, _keep_counter, (rows_done,), max_tasks_per_child=1) as pool,
+        tqdm(
+            desc=title, total=len(missing) * rows_per_run, unit="row", unit_scale=True, mininterval=0.5
+        ) as bar,
     ):
         waiting = {pool.submit(_train, run.config) for run in missing}
         while waiting:

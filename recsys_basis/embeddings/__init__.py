@@ -1,10 +1,10 @@
 """Sparse ids to pooled vectors, sharded over ranks, updated inside backward.
 
-    bags.py      our table-batched embedding bags: lookup, duplicates summed, row optimizer
-    striping.py  ids to rows, so that row-wise shards share the hot ids
-    kernel.py    the bags as a TorchRec compute kernel
-    state.py     their optimizer state as a TorchRec fused optimizer: ShardedTensors by table name
-    sharder.py   the door into EmbeddingBagCollection and DistributedModelParallel
-    plan.py      which table goes where, from TorchRec's planner
-    initial.py   initial weights, the same for every number of ranks
+bags.py      our table-batched embedding bags: lookup, duplicates summed, row optimizer
+striping.py  ids to rows, so that row-wise shards share the hot ids
+kernel.py    the bags as a TorchRec compute kernel
+state.py     their optimizer state as a TorchRec fused optimizer: ShardedTensors by table name
+sharder.py   the door into EmbeddingBagCollection and DistributedModelParallel
+plan.py      which table goes where, from TorchRec's planner
+initial.py   initial weights, the same for every number of ranks
 """

@@ -79,7 +79,7 @@ class RowOptimizedEmbeddingBags(nn.Module):
         num_features = len(self.feature_tables)
         offsets = offsets.long()
         batch_size = (offsets.numel() - 1) // num_features
-        ends = offsets[:: batch_size] if batch_size else offsets.expand(num_features + 1)
+        ends = offsets[::batch_size] if batch_size else offsets.expand(num_features + 1)
         feature_of_item = torch.arange(num_features, device=indices.device).repeat_interleave(ends.diff())
         indices = indices.long()
         self._check_range(indices, feature_of_item)
@@ -102,9 +102,7 @@ class RowOptimizedEmbeddingBags(nn.Module):
         """Take one summed gradient [U, D] for each distinct row [U]; update now, or hold."""
         # The squares enter every second moment: their sum is finite only if all of them are.
         if not torch.isfinite(gradients.square().sum()):
-            raise NonFiniteError(
-                f"table {self._table_of_first_bad(rows, gradients)}: non-finite gradient"
-            )
+            raise NonFiniteError(f"table {self._table_of_first_bad(rows, gradients)}: non-finite gradient")
         if self.hold_gradients:
             self.held = (rows, gradients)
         else:

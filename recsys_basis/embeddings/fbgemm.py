@@ -30,7 +30,9 @@ def fbgemm_fused_params(config: RowOptimizerConfig, device_type: str) -> dict[st
             f"{', '.join(supported)}; choose one of these, or embedding.kernel=torch"
         )
     if config.weight_decay:
-        raise ConfigError("embedding.kernel = fbgemm takes no decoupled row_optimizer.weight_decay: set it to 0")
+        raise ConfigError(
+            "embedding.kernel = fbgemm takes no decoupled row_optimizer.weight_decay: set it to 0"
+        )
     values = config.model_dump()
     names = ("learning_rate", "eps", "beta1", "beta2")
     params = {name: values[name] for name in names if name in values}

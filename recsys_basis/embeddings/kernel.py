@@ -12,15 +12,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from fbgemm_gpu.split_embedding_configs import SparseType  # noqa: F401  (registers fbgemm's operators)
 from torch import nn
 from torchrec.distributed.batched_embedding_kernel import BaseBatchedEmbeddingBag
+from torchrec.distributed.composable.table_batched_embedding_slice import TableBatchedEmbeddingSlice
 from torchrec.distributed.embedding_types import (
     GroupedEmbeddingConfig,
     ShardedEmbeddingTable,
     ShardingType,
 )
-from torchrec.distributed.composable.table_batched_embedding_slice import TableBatchedEmbeddingSlice
 from torchrec.distributed.utils import append_prefix
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.optim.fused import EmptyFusedOptimizer, FusedOptimizer, FusedOptimizerModule
@@ -77,7 +76,7 @@ class RowOptimizerKernel(BaseBatchedEmbeddingBag[torch.Tensor], FusedOptimizerMo
         }
 
     @property
-    def emb_module(self) -> RowOptimizedEmbeddingBags:  # type: ignore[override]
+    def emb_module(self) -> RowOptimizedEmbeddingBags:
         return self._bags
 
     @property

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 import torch.distributed as dist
-from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
-from torchrec.distributed.types import ShardingPlan, ShardingType
 from torch import nn
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from torchrec.distributed.types import ShardingPlan, ShardingType
 
 from recsys_basis.embeddings.sharder import RowOptimizerSharder
 from recsys_basis.tables import Table
@@ -34,6 +35,8 @@ def plan_sharding(
         topology=Topology(world_size=world_size, compute_device=device_type),
         batch_size=max(1, batch_size),
         constraints=constraints,
+        # Share of memory kept for the towers; the alternative, a heuristic, warns that it misjudges them.
+        storage_reservation=FixedPercentageStorageReservation(percentage=0.15),
     )
     group = dist.group.WORLD
     assert group is not None

@@ -102,8 +102,8 @@ class StripedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
     ) -> Awaitable[Awaitable[KJTList]]:
         if self._row_wise_mean and features.weights_or_none() is not None:
             raise ValueError(
-                "mean pooling with per-sample weights under row-wise sharding: torchrec 1.8 divides by the sum "
-                "of weights there and by the count elsewhere; shard table-wise, or use sum pooling"
+                "mean pooling with per-sample weights under row-wise sharding: torchrec 1.8 divides by the "
+                "sum of weights there, by the count elsewhere; shard table-wise, or use sum pooling"
             )
         return super().input_dist(ctx, self.striping(features))
 

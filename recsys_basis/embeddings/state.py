@@ -69,14 +69,16 @@ def _as_sharded_tensor(
     num_rows, tail = weight.size[0], list(state.tensor.shape[1:])
 
     def place(shard: ShardMetadata) -> ShardMetadata:
-        rows = [value * state.global_rows // num_rows for value in (shard.shard_offsets[0], shard.shard_sizes[0])]
+        rows = [
+            value * state.global_rows // num_rows for value in (shard.shard_offsets[0], shard.shard_sizes[0])
+        ]
         return ShardMetadata([rows[0]] + [0] * len(tail), [rows[1], *tail], shard.placement)
 
     local = place(table.local_metadata)
-    if (local.shard_offsets[0], local.shard_sizes[0]) != (state.offset, len(state.tensor)):
+    owned, kept = (local.shard_offsets[0], local.shard_sizes[0]), (state.offset, len(state.tensor))
+    if owned != kept:
         raise ValueError(
-            f"table {table.name}: state {state.name!r} has rows {state.offset}..{state.offset + len(state.tensor)}, "
-            f"its shard should own {local.shard_offsets[0]}..{local.shard_offsets[0] + local.shard_sizes[0]}"
+            f"table {table.name}: state {state.name!r} has (offset, rows) {kept}, its shard owns {owned}"
         )
     properties = type(weight.tensor_properties)(dtype=state.tensor.dtype)
     metadata = ShardedTensorMetadata(

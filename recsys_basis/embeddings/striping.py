@@ -24,7 +24,8 @@ class Striping:
         tables = [self.table_of_feature[key] for key in features.keys()]
         device = features.values().device
         constants = torch.tensor(
-            [(table.num_ids, table.num_partitions, table.rows_per_partition) for table in tables], device=device
+            [(table.num_ids, table.num_partitions, table.rows_per_partition) for table in tables],
+            device=device,
         )
         lengths = torch.tensor(features.length_per_key(), device=device)
         num_ids, num_partitions, partition_rows = constants.repeat_interleave(lengths, dim=0).unbind(1)

@@ -29,7 +29,9 @@ class ModelConfig(Section):
     """dcnv2 only: rank of a cross layer; 0 for dlrm."""
 
 
-def create_model(config: ModelConfig, embeddings: EmbeddingBagCollection, num_dense: int, seed: int) -> nn.Module:
+def create_model(
+    config: ModelConfig, embeddings: EmbeddingBagCollection, num_dense: int, seed: int
+) -> nn.Module:
     """A model with ``forward(dense [B, num_dense], KeyedJaggedTensor) -> logit [B, 1]``.
 
     The towers are drawn from ``seed``, the same on every rank. DLRM: Naumov et al. 2019
@@ -39,11 +41,12 @@ def create_model(config: ModelConfig, embeddings: EmbeddingBagCollection, num_de
     (width,) = {table.embedding_dim for table in embeddings.embedding_bag_configs()}
     if config.dense_arch[-1] != width:
         raise ConfigError(
-            f"model.dense_arch ends with {config.dense_arch[-1]}, must end with embedding.embedding_dim = {width}"
+            f"model.dense_arch ends with {config.dense_arch[-1]}, not with embedding.embedding_dim = {width}"
         )
     if config.over_arch[-1] != 1:
         raise ConfigError(f"model.over_arch ends with {config.over_arch[-1]}, must end with 1 (the logit)")
-    if (config.name == "dcnv2") != (config.cross_layers > 0 and config.cross_rank > 0):
+    has_cross = config.name == "dcnv2"
+    if (config.cross_layers > 0, config.cross_rank > 0) != (has_cross, has_cross):
         raise ConfigError("model.cross_layers and model.cross_rank are > 0 for dcnv2 and 0 for dlrm")
     widths = (list(config.dense_arch), list(config.over_arch))
     with torch.random.fork_rng(devices=[]):

@@ -1,12 +1,12 @@
 """One training run.
 
-    spec.py         the run's config
-    runtime.py      ranks, device, threads
-    build.py        config + data -> sharded model and its optimizers
-    schedule.py     step -> learning-rate factor, for dense and embedding optimizers alike
-    clipping.py     one gradient norm over towers and embedding rows
-    loop.py         the run itself
-    evaluation.py   logits of every evaluated row -> metrics
-    checkpoint.py   everything a run is, saved whole or not at all
-    run_folder.py   what a run leaves behind
+spec.py         the run's config
+runtime.py      ranks, device, threads
+build.py        config + data -> sharded model and its optimizers
+schedule.py     step -> learning-rate factor, for dense and embedding optimizers alike
+clipping.py     one gradient norm over towers and embedding rows
+loop.py         the run itself
+evaluation.py   logits of every evaluated row -> metrics
+checkpoint.py   everything a run is, saved whole or not at all
+run_folder.py   what a run leaves behind
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from torchrec.optim.keyed import KeyedOptimizer
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 
 from recsys_basis.dense_optimizers import create_dense_optimizer
 from recsys_basis.embeddings.bags import RowOptimizedEmbeddingBags
@@ -20,6 +21,7 @@ from recsys_basis.embeddings.initial import initialize_weights, leave_uninitiali
 from recsys_basis.embeddings.kernel import SPEC_KEY, EmbeddingSpec
 from recsys_basis.embeddings.plan import plan_sharding
 from recsys_basis.embeddings.sharder import RowOptimizerSharder
+from recsys_basis.embeddings.state import RowFusedOptimizer
 from recsys_basis.ingest.columns import DENSE_COLUMNS
 from recsys_basis.ingest.manifest import Manifest
 from recsys_basis.models import create_model
@@ -64,7 +66,7 @@ class Trainable:
 
     def embedding_bags(self) -> list[RowOptimizedEmbeddingBags]:
         """Our kernels on this rank; none under FBGEMM."""
-        return [module for module in self.model.modules() if isinstance(module, RowOptimizedEmbeddingBags)]
+        return list(_bags_of(self.row_optimizer))
 
 
 def build(config: TrainConfig, manifest: Manifest, runtime: Runtime) -> Trainable:
@@ -89,8 +91,17 @@ def build(config: TrainConfig, manifest: Manifest, runtime: Runtime) -> Trainabl
         sharders=[sharder],
     )
     initialize_weights(sharded, tables, config.embedding.initial_scale, config.seed)
-    dense_optimizer = create_dense_optimizer(config.dense_optimizer, dense_parameters(sharded))
+    dense_optimizer = create_dense_optimizer(config.dense_optimizer, sharded, dense_parameters(sharded))
     return Trainable(sharded, tables, sharded.fused_optimizer, dense_optimizer, config)
+
+
+def _bags_of(optimizer: KeyedOptimizer) -> Iterator[RowOptimizedEmbeddingBags]:
+    """Bags behind a tree of fused optimizers; ``model.modules()`` does not reach TorchRec's lookups."""
+    if isinstance(optimizer, CombinedOptimizer):
+        for _, inner in optimizer.optimizers:
+            yield from _bags_of(inner)
+    elif isinstance(optimizer, RowFusedOptimizer):
+        yield optimizer.bags
 
 
 def create_tables(config: TrainConfig, manifest: Manifest) -> tuple[Table, ...]:

@@ -16,17 +16,19 @@ import hashlib
 import json
 import pickle
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
 from recsys_basis.errors import UserError
 from recsys_basis.schema import Section, parse_section
-from recsys_basis.training.build import Trainable, dense_parameters
+from recsys_basis.training.build import Trainable
 
 PROGRESS_FILE = "progress.json"
 KEPT_CHECKPOINTS = 2
@@ -89,8 +91,14 @@ def load_checkpoint(path: Path, trainable: Trainable) -> Progress:
     reader = SafeReader(path)
     state = _state(trainable)
     dense_keys = _dense_state_from_metadata(reader.read_metadata())
-    state = {key: value for key, value in state.items() if not key.startswith("dense_optimizer/")} | dense_keys
-    dcp.load(state, storage_reader=reader)
+    state = {
+        key: value for key, value in state.items() if not key.startswith("dense_optimizer/")
+    } | dense_keys
+    try:
+        dcp.load(state, storage_reader=reader)
+    except CheckpointException as error:
+        reasons = "; ".join(str(wrapped[0]) for wrapped in error.failures.values())
+        raise CheckpointError(f"{path}: its tensors cannot be loaded: {reasons}") from error
     _load_dense_optimizer(trainable, dense_keys)
     return parse_section(Progress, record["progress"], where="progress")
 
@@ -107,7 +115,9 @@ class SafeReader(dcp.FileSystemReader):
             raise CheckpointError(f"{path} cannot be read as a checkpoint index: {error}") from error
         if not isinstance(metadata, Metadata):
             raise CheckpointError(f"{path} does not hold a checkpoint index")
-        if not all(isinstance(entry, TensorStorageMetadata) for entry in metadata.state_dict_metadata.values()):
+        if not all(
+            isinstance(entry, TensorStorageMetadata) for entry in metadata.state_dict_metadata.values()
+        ):
             raise CheckpointError(f"{path} lists entries that are not tensors")
         metadata.storage_meta = metadata.storage_meta or StorageMeta()
         metadata.storage_meta.load_id = self.load_id
@@ -115,7 +125,7 @@ class SafeReader(dcp.FileSystemReader):
 
 
 class _IndexUnpickler(pickle.Unpickler):
-    _ALLOWED = {
+    _ALLOWED: ClassVar = {
         ("pathlib", "PosixPath"),
         ("torch", "Size"),
         ("torch.serialization", "_get_layout"),
@@ -145,10 +155,19 @@ def _state(trainable: Trainable) -> dict[str, Any]:
     state: dict[str, Any] = {f"model/{key}": value for key, value in trainable.model.state_dict().items()}
     for entries in trainable.row_optimizer.state_dict()["state"].values():
         state |= {f"row_optimizer/{key}": value for key, value in entries.items()}
-    names = [name for name, _ in dense_parameters(trainable.model)]
+    names = _dense_names(trainable)
     for index, entries in trainable.dense_optimizer.state_dict()["state"].items():
         state |= {f"dense_optimizer/{names[index]}/{key}": value for key, value in entries.items()}
     return state
+
+
+def _dense_names(trainable: Trainable) -> dict[int, str]:
+    """Parameter name of each index in the dense optimizer's state_dict, which counts group by group."""
+    return {
+        index: name
+        for group in trainable.dense_optimizer.state_dict()["param_groups"]
+        for index, name in zip(group["params"], group["param_names"], strict=True)
+    }
 
 
 def _dense_state_from_metadata(metadata: Metadata) -> dict[str, torch.Tensor]:
@@ -161,7 +180,7 @@ def _dense_state_from_metadata(metadata: Metadata) -> dict[str, torch.Tensor]:
 
 
 def _load_dense_optimizer(trainable: Trainable, loaded: dict[str, torch.Tensor]) -> None:
-    indices = {name: index for index, (name, _) in enumerate(dense_parameters(trainable.model))}
+    indices = {name: index for index, name in _dense_names(trainable).items()}
     state: dict[int, dict[str, torch.Tensor]] = {}
     for key, value in loaded.items():
         parameter, name = key.removeprefix("dense_optimizer/").rsplit("/", 1)
@@ -189,15 +208,23 @@ def _layout(trainable: Trainable) -> dict[str, Any]:
     }
 
 
-def _refuse_other_layout(path: Path, saved: Any, current: Any, key: str = "") -> None:
-    if isinstance(saved, dict) and isinstance(current, dict):
-        for name in sorted({*saved, *current}):
-            _refuse_other_layout(path, saved.get(name), current.get(name), f"{key}.{name}" if key else name)
-    elif saved != current:
+def _refuse_other_layout(path: Path, saved: Any, current: Any) -> None:
+    differing = list(_differences(saved, current))
+    if differing:
+        lines = [f"  {key} = {was!r}, this run has {now!r}" for key, was, now in differing]
         raise CheckpointError(
-            f"{path} was saved with {key} = {saved!r}, this run has {current!r}; make the config agree, "
-            "or start anew with resume=never and another output_dir"
+            "\n".join([f"{path} is of another model; it was saved with", *lines])
+            + "\nmake the config agree, or start anew with resume=never and another output_dir"
         )
+
+
+def _differences(saved: Any, current: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(saved, dict) and isinstance(current, dict):
+        for name in {**saved, **current}:
+            inner = f"{key}.{name}" if key else name
+            yield from _differences(saved.get(name), current.get(name), inner)
+    elif saved != current:
+        yield key, saved, current
 
 
 def _read_record(path: Path) -> dict[str, Any]:

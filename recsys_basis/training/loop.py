@@ -22,8 +22,9 @@ from recsys_basis.schema import ConfigError
 from recsys_basis.training.build import Trainable, build
 from recsys_basis.training.checkpoint import Progress, list_checkpoints, load_checkpoint, save_checkpoint
 from recsys_basis.training.clipping import clip_gradients
-from recsys_basis.training.evaluation import Evaluation, evaluate
 from recsys_basis.training.costs import measure_costs
+from recsys_basis.training.evaluation import Evaluation, evaluate
+from recsys_basis.training.quiet import silence_known_warnings
 from recsys_basis.training.run_folder import RunFolder
 from recsys_basis.training.runtime import Runtime, start_runtime
 from recsys_basis.training.spec import TrainConfig
@@ -36,6 +37,7 @@ def run_training(
 
     ``on_rows`` is called with the rows of each step in place of progress bars.
     """
+    silence_known_warnings()
     with start_runtime(config.runtime) as runtime:
         manifest = Manifest.load(Path(config.dataset.prepared_dir))
         train_groups, evaluation_groups = open_row_groups(config, manifest)
@@ -55,7 +57,9 @@ def open_row_groups(config: TrainConfig, manifest: Manifest) -> tuple[list[RowGr
         return list_row_groups(folder / "train"), list_row_groups(folder / "test")
     cut = round(train_rows * (1.0 - config.holdout_fraction))
     if cut in (0, train_rows):
-        raise ConfigError(f"holdout_fraction = {config.holdout_fraction} of {train_rows} rows leaves a part empty")
+        raise ConfigError(
+            f"holdout_fraction = {config.holdout_fraction} of {train_rows} rows leaves a part empty"
+        )
     return list_row_groups(folder / "train", 0, cut), list_row_groups(folder / "train", cut)
 
 
@@ -74,9 +78,9 @@ class Run:
     train_groups: list[RowGroup]
     evaluation_groups: list[RowGroup]
     on_rows: Callable[[int], object] | None = None
-    progress: Progress = Progress(step=0, epoch=0, batch=0)
 
     def __post_init__(self) -> None:
+        self.progress = Progress(step=0, epoch=0, batch=0)
         self.num_steps = self._stream(0).num_batches * self.config.epochs
         self.speed = RowMeter(WARMUP_STEPS)
 
@@ -100,7 +104,7 @@ class Run:
             self.progress = Progress(step=self.progress.step, epoch=self.progress.epoch + 1, batch=0)
 
     def step(self, batch: Batch) -> float:
-        """Forward, backward with the rows' update inside, the towers' update; this rank's share of the loss."""
+        """Forward, backward with the rows' update inside, the towers' update; this rank's loss share."""
         step = self.progress.step
         self.trainable.start_step(step, self.num_steps)
         logits = self.trainable.model(batch.dense, batch.sparse).squeeze(1)
@@ -109,7 +113,9 @@ class Run:
         # makes every gradient the mean over the global batch.
         loss = losses * self.runtime.world_size / batch.global_rows
         if not torch.isfinite(loss):
-            raise NonFiniteError(f"step {step}: the loss is {float(loss)}; lower the learning rates. {self._kept()}")
+            raise NonFiniteError(
+                f"step {step}: the loss is {float(loss.detach())}; lower the learning rates. {self._kept()}"
+            )
         try:
             loss.backward()
         except NonFiniteError as error:
@@ -121,7 +127,7 @@ class Run:
                 self.config.max_gradient_norm,
             )
         self.trainable.finish_step()
-        return float(loss) / self.runtime.world_size
+        return float(loss.detach()) / self.runtime.world_size
 
     def finish(self) -> dict[str, Any] | None:
         """Last checkpoint, evaluation of every row, result.json."""
@@ -205,7 +211,9 @@ class Run:
 
     def _kept(self) -> str:
         checkpoints = list_checkpoints(self.folder.checkpoints)
-        return f"The last good checkpoint is {checkpoints[-1]}" if checkpoints else "No checkpoint was saved yet"
+        return (
+            f"The last good checkpoint is {checkpoints[-1]}" if checkpoints else "No checkpoint was saved yet"
+        )
 
     def _say(self, text: str) -> None:
         if self.runtime.is_main:

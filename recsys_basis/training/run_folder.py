@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
+from omegaconf import OmegaConf
 from torch.utils.tensorboard import SummaryWriter
 
 from recsys_basis.report.atomic import written_whole
@@ -51,8 +51,7 @@ class RunFolder:
             return
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         (self.path / "README.md").write_text(README)
-        resolved = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
-        (self.path / "config.yaml").write_text(resolved)
+        OmegaConf.save(config.model_dump(mode="json"), self.path / "config.yaml")
         write_json(self.path / "environment.json", describe_environment(runtime))
         self._metrics = (self.path / "metrics.jsonl").open("a", buffering=1)
         self._board = SummaryWriter(self.path / "tensorboard")

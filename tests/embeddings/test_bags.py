@@ -22,7 +22,9 @@ def make_bags(pooling: str = "sum", width: int = 4, hold: bool = False) -> RowOp
     return bags
 
 
-def make_input(batch_size: int, seed: int, longest: int = 3) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def make_input(
+    batch_size: int, seed: int, longest: int = 3
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(0, longest + 1, (4 * batch_size,), generator=generator)  # empty bags occur
     rows_of_feature = torch.tensor([SIZES[1], SIZES[0], SIZES[1], SIZES[2]])

@@ -1,0 +1,35 @@
+"""Balanced Adam's masks of the first steps: memory that is not worth reading yet.
+
+A mask acts on what the step reads; the stored M and V go on as Adam's, so nothing is lost when it ends.
+
+M is read as zero where the gradient's sign flipped more than ``mask_flips`` times so far: the entry stands
+still. V is masked where it is below ``mask_threshold`` times its mean over the tensor. A V of zero in the
+denominator would throw such an entry far away, so what a masked entry does is said:
+
+    "floor"  V is read as that bound: the entry steps, but less than Adam lets it
+    "hold"   the entry stands still
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+MaskedEntry = Literal["floor", "hold"]
+
+
+def mask_small(
+    first: Tensor, second: Tensor, threshold: float, masked_entry: MaskedEntry
+) -> tuple[Tensor, Tensor]:
+    """(M, V) as the step reads them, V below ``threshold`` times its mean masked; inputs are left alone."""
+    bound = threshold * second.mean()
+    if masked_entry == "floor":
+        return first, torch.maximum(second, bound)
+    return first.masked_fill(second < bound, 0.0), second
+
+
+def mask_flipping(first: Tensor, num_flips: Tensor, most: int) -> Tensor:
+    """M as the step reads it: zero where ``num_flips`` > ``most``; the input is left alone."""
+    return first.masked_fill(num_flips > most, 0.0)

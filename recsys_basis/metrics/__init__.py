@@ -1,0 +1,1 @@
+"""Step 5, logits -> numbers: AUC, log loss, NE, calibration; paired differences; bytes and rows/s."""

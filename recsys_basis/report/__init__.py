@@ -1,0 +1,1 @@
+"""Step 6, finished runs -> comparison table and plot."""

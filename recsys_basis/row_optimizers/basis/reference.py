@@ -1,0 +1,224 @@
+"""BASIS in plain PyTorch: the steps of ``spec.py`` in their order, with their numbers.
+
+Other backends answer to this one. Work and memory of a step are proportional to its U rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from recsys_basis.row_optimizers.base import RowOptimizer, State
+from recsys_basis.row_optimizers.basis.buckets import BucketMap, RowBuckets
+from recsys_basis.row_optimizers.basis.spec import BasisConfig
+from recsys_basis.row_optimizers.bias import bias_correction
+from recsys_basis.row_optimizers.rows import change_rows
+from recsys_basis.segments import Segments
+from recsys_basis.tables import TableShard
+
+
+@dataclass(frozen=True)
+class Touched:
+    """The bucket rows that a batch touches, and who touches them; C touched ones, U rows.
+
+    segments items (row, bucket) grouped by bucket row: U of them, more where a row has two buckets
+    source   row number of each item, or None where item j is row j
+    first    [U] int64, position of each row's bucket among the C; second: of its other one, or None
+    """
+
+    segments: Segments
+    source: torch.Tensor | None
+    first: torch.Tensor
+    second: torch.Tensor | None
+
+    @classmethod
+    def by(cls, buckets: RowBuckets) -> Touched:
+        if buckets.second is None:
+            segments = Segments.of(buckets.first)
+            return cls(segments, None, segments.position_of_items(), None)
+        twice = (buckets.second != buckets.first).nonzero().view(-1)
+        segments = Segments.of(torch.cat([buckets.first, buckets.second[twice]]))
+        first, others = segments.position_of_items().split([len(buckets.first), len(twice)])
+        source = torch.cat([torch.arange(len(first), device=first.device), twice])
+        return cls(segments, source, first, first.index_copy(0, twice, others))
+
+    def mean(self, values: torch.Tensor, sign: torch.Tensor | None = None) -> torch.Tensor:
+        """[C, D]: mean of sign(i) values[i] over the rows i of each bucket; values [U, D]."""
+        if sign is not None and self.source is not None:
+            sign = sign[self.source]
+        return self.segments.sum(values, self.source, sign) / self.segments.counts[:, None]
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Bucket rows read from state: first [C, D] or None, second [C, D], updates [C] int32."""
+
+    first: torch.Tensor | None
+    second: torch.Tensor
+    updates: torch.Tensor
+
+    def second_of_rows(self, touched: Touched, beta2: float) -> torch.Tensor:
+        """V^ [U, D] of each row; of two buckets the elementwise smaller."""
+        corrected = self.second / bias_correction(beta2, self.updates)[:, None]
+        rows = corrected.index_select(0, touched.first)
+        if touched.second is not None:
+            rows = torch.minimum(rows, corrected.index_select(0, touched.second))
+        return rows
+
+    def first_of_rows(self, touched: Touched, sign: torch.Tensor | None, beta1: float) -> torch.Tensor:
+        """sign(i) M^ [U, D] of each row; of two buckets the mean."""
+        assert self.first is not None, "BasisConfig.first_moment says that M exists wherever it is read"
+        corrected = self.first / bias_correction(beta1, self.updates)[:, None]
+        rows = corrected.index_select(0, touched.first)
+        if touched.second is not None:
+            rows = (rows + corrected.index_select(0, touched.second)) / 2
+        return rows if sign is None else rows * sign[:, None]
+
+
+class Basis(RowOptimizer):
+    """Moments shared by bucket, and at most one scalar a row; specification in ``spec.py``."""
+
+    config_type = BasisConfig
+    config: BasisConfig
+
+    def __init__(
+        self, config: BasisConfig, shards: Sequence[TableShard], device: torch.device | str = "cpu"
+    ) -> None:
+        super().__init__(config, shards, device)
+        self.buckets = BucketMap(config, self.shards, self.device)
+        num_buckets, width = self.buckets.num_buckets, self.embedding_dim
+        self.second = torch.zeros(num_buckets, width, device=self.device)
+        self.updates = torch.zeros(num_buckets, dtype=torch.int32, device=self.device)
+        self.state["second_moment"] = State(self.second, "bucket")
+        self.state["updates"] = State(self.updates, "bucket")
+        if config.first_moment != "none":
+            rows = num_buckets if config.first_moment == "all" else self.buckets.num_private
+            self.first = torch.zeros(rows, width, device=self.device)
+            self.state["first_moment"] = State(self.first, "bucket")
+        if config.scalar == "hypergradient":
+            self.scalar = torch.ones(self.num_rows, device=self.device)
+            self.state["scalar"] = State(self.scalar, "row")
+        if config.scalar == "energy":
+            self.energy = torch.zeros(self.num_rows, device=self.device)
+            self.state["energy"] = State(self.energy, "row")
+
+    def buckets_of_shard(self, shard: TableShard, name: str) -> tuple[int, int, int]:
+        """As in the base class; the first moment may have private bucket rows only."""
+        sizes = self.buckets.sizes[self.shards.index(shard)]
+        private_only = name == "first_moment" and self.config.first_moment == "private"
+        size = sizes.num_private if private_only else sizes.num_buckets
+        return (
+            shard.num_partitions * size,
+            shard.first_partition * size,
+            shard.table.num_partitions * size,
+        )
+
+    def update(
+        self, weights: torch.Tensor, rows: torch.Tensor, gradients: torch.Tensor, learning_rate: float
+    ) -> None:
+        """Steps 1 to 6 of ``spec.py``; shapes as in the base class."""
+        config = self.config
+        buckets = self.buckets.of_rows(rows)
+        touched = Touched.by(buckets)
+        moments = self._read(touched)
+        scalar = None
+        if config.scalar == "hypergradient":
+            scalar = self._step_1(moments, touched, buckets.sign, rows, gradients, learning_rate)
+        squares = gradients.square()
+        moments = self._steps_2_and_3(moments, touched, buckets.sign, gradients, squares)
+        second = moments.second_of_rows(touched, config.beta2)
+        if config.scalar == "energy":
+            scalar = self._step_4(second, rows, squares)
+        direction = self._step_5(moments, touched, buckets, gradients)
+        change = (learning_rate * direction).div_(second.sqrt_().add_(config.eps))  # 6
+        if scalar is not None:
+            change.mul_(scalar[:, None])
+        change_rows(weights, rows, change, learning_rate * config.weight_decay)
+
+    def _read(self, touched: Touched) -> Moments:
+        keys = touched.segments.keys
+        first = self.first.index_select(0, keys) if self.config.first_moment == "all" else None
+        return Moments(first, self.second.index_select(0, keys), self.updates.index_select(0, keys))
+
+    def _step_1(
+        self,
+        moments: Moments,
+        touched: Touched,
+        sign: torch.Tensor | None,
+        rows: torch.Tensor,
+        gradients: torch.Tensor,
+        learning_rate: float,
+    ) -> torch.Tensor:
+        """Hypergradient: the new s [U]."""
+        config = self.config
+        updates = moments.updates[touched.first]
+        known = updates > 0
+        if touched.second is not None:
+            known &= moments.updates[touched.second] > 0
+        root = moments.second_of_rows(touched, config.beta2).sqrt_().add_(config.eps)
+        u = moments.first_of_rows(touched, sign, config.beta1) / root * known[:, None]
+        inner = (u * gradients).sum(1)
+        if config.hypergradient_normalized:
+            norms = u.norm(dim=1) * gradients.norm(dim=1)
+            inner = torch.where(norms > 0, inner / norms, 0)
+        rate = config.hypergradient_rate * learning_rate
+        if config.hypergradient_by_frequency:
+            inner = inner / updates.clamp(min=1)
+        change = rate * learning_rate * inner
+        old = self.scalar.index_select(0, rows)
+        new = old + change if config.hypergradient_form == "linear" else old * change.exp()
+        new.clamp_(config.scalar_min, config.scalar_max)
+        self.scalar.index_copy_(0, rows, new)
+        return new
+
+    def _steps_2_and_3(
+        self,
+        moments: Moments,
+        touched: Touched,
+        sign: torch.Tensor | None,
+        gradients: torch.Tensor,
+        squares: torch.Tensor,
+    ) -> Moments:
+        """The moments of touched buckets after this step, also written to state."""
+        config, keys, first = self.config, touched.segments.keys, None
+        if moments.first is not None:
+            first = moments.first.lerp(touched.mean(gradients, sign), 1 - config.beta1)
+            self.first.index_copy_(0, keys, first)
+        second = moments.second.lerp(touched.mean(squares), 1 - config.beta2)
+        self.second.index_copy_(0, keys, second)
+        updates = moments.updates + 1
+        self.updates.index_copy_(0, keys, updates)
+        return Moments(first, second, updates)
+
+    def _step_4(self, second: torch.Tensor, rows: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
+        """Energy: s [U], from each row's V^ [U, D]."""
+        decay, new = self.config.energy_decay, squares.mean(1)
+        old = self.energy.index_select(0, rows)
+        energy = old + new if decay == 1 else decay * old + (1 - decay) * new
+        if self.config.energy_start == "first":
+            energy = torch.where(old == 0, new, energy)
+        self.energy.index_copy_(0, rows, energy)
+        # Two roots, not the root of a quotient: that may leave float32's range where s itself is sound.
+        return torch.where(energy > 0, second.mean(1).sqrt() / energy.sqrt(), 0)
+
+    def _step_5(
+        self, moments: Moments, touched: Touched, buckets: RowBuckets, gradients: torch.Tensor
+    ) -> torch.Tensor:
+        """direction [U, D]."""
+        config = self.config
+        if config.direction == "gradient":
+            return gradients
+        if config.first_moment == "all":
+            momentum = moments.first_of_rows(touched, buckets.sign, config.beta1)
+            if config.direction == "momentum":
+                return momentum
+            return torch.where(buckets.private[:, None], momentum, gradients)
+        private = buckets.private.nonzero().view(-1)
+        keys = buckets.private_row[private]
+        # Steps 2 and 3 for M: a private bucket has one row, whose gradient is the mean.
+        first = self.first.index_select(0, keys).lerp_(gradients[private], 1 - config.beta1)
+        self.first.index_copy_(0, keys, first)
+        updates = moments.updates[touched.first[private]]
+        return gradients.index_copy(0, private, first / bias_correction(config.beta1, updates)[:, None])

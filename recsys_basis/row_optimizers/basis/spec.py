@@ -1,0 +1,113 @@
+"""BASIS: the algorithm, step by step, and its config section.
+
+An embedding row keeps at most one number of its own; the second moment (and the first, where a rule
+reads it) lives in K bucket rows that about N/K rows share. Count-sketch optimizers (Spring et al.,
+"Compressing Gradient Optimizers via Count-Sketches", ICML 2019) are the nearest relative; the paper
+named BASIS (arXiv 2604.16324) sketches activations, not optimizer state: this is an adaptation of its
+two ideas, shared buckets and a scalar a row.
+
+State of one table (letters: ``recsys_basis.shapes``); only what the config reads exists
+-------------------------------------------------------------------------------------
+V  second moment     [K, D] float32   always
+t  updates so far    [K]    int32     always: buckets are touched at different rates
+M  first moment      [K, D] float32   direction=momentum or scalar=hypergradient
+                     [H, D] float32   direction=head_momentum otherwise (H private bucket rows)
+s  scalar            [N]    float32   scalar=hypergradient, from 1
+e  gradient energy   [N]    float32   scalar=energy, from 0; s follows from it
+
+h(i) is row i's bucket, sign(i) its sign (``buckets.py``); sign is 1 unless ``signed``, and 1 for private
+rows. V^ and M^ are V / (1 - beta2^t) and M / (1 - beta1^t). With ``hash=double`` a row has two buckets
+and counts once in each: its V^ is the elementwise smaller, its M^ the mean of the two (once if they
+coincide). eta is this step's learning rate.
+
+One step, for the distinct rows i of a batch with summed gradients g_i [D]; b = h(i)
+-------------------------------------------------------------------------------------
+1. scalar=hypergradient (Baydin et al., "Online Learning Rate Adaptation with Hypergradient Descent",
+   ICLR 2018, equations 5 and 8), with the state from before this step; u = 0 where a bucket is new:
+       u   = sign(i) M^_b / (sqrt(V^_b) + eps)
+       g_s = -eta <u, g_i>                      normalized: <u, g_i> / (|u| |g_i|), 0 if either is 0
+       s_i <- clip(s_i - eta_s g_s, s_min, s_max)          log form: s_i exp(-eta_s g_s) is clipped
+   eta_s = hypergradient_rate * eta, divided by max(t_b, 1) with hypergradient_by_frequency.
+2. For each touched bucket, over its distinct rows in this batch:
+       g_b = mean of sign(i) g_i;  q_b = mean of g_i^2, elementwise
+3.     M_b <- beta1 M_b + (1 - beta1) g_b;  V_b <- beta2 V_b + (1 - beta2) q_b;  t_b <- t_b + 1
+4. scalar=energy:
+       e_i <- decay e_i + (1 - decay) mean_d g_i^2      start=first: an e_i still 0 becomes mean_d g_i^2
+       e_i <- e_i + mean_d g_i^2                        decay=1: summed, as rowwise Adagrad does
+       s_i = sqrt(mean_d V^_b / e_i), 0 where e_i = 0
+   scalar=none: s_i = 1
+5. direction:  momentum = sign(i) M^_b;  gradient = g_i;  head_momentum = M^_b if private, else g_i
+6. w_i <- w_i - eta s_i direction / (sqrt(V^_b) + eps) - eta lambda w_i
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from recsys_basis.row_optimizers.base import RowOptimizerConfig
+
+Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
+Positive = Annotated[float, Field(gt=0.0)]
+
+
+class BasisConfig(RowOptimizerConfig):
+    """Keys of ``rule: basis``; defaults and their reasons in configs/row_optimizer/basis.yaml."""
+
+    direction: Literal["momentum", "gradient", "head_momentum"]
+    scalar: Literal["none", "hypergradient", "energy"]
+    beta1: Decay
+    """Decay of M."""
+    beta2: Decay
+    """Decay of V."""
+    eps: Positive
+
+    energy_decay: Annotated[float, Field(gt=0.0, le=1.0)]
+    """Decay of e; 1 sums."""
+    energy_start: Literal["first", "zero"]
+    """What a row's first gradient does to e; the same for both where energy_decay = 1."""
+
+    hypergradient_rate: Annotated[float, Field(ge=0.0)]
+    """eta_s / eta."""
+    hypergradient_form: Literal["linear", "log"]
+    hypergradient_normalized: bool
+    hypergradient_by_frequency: bool
+    scalar_min: Annotated[float, Field(gt=0.0, le=1.0)]
+    """s_min of step 1; s starts at 1."""
+    scalar_max: Annotated[float, Field(ge=1.0)]
+    """s_max of step 1."""
+
+    rows_per_bucket: Annotated[float, Field(ge=1.0)]
+    """N / K; every partition has at least one bucket."""
+    head_rows: Annotated[int, Field(ge=0)]
+    """H: ids of each table with a bucket of their own, rounded up to a multiple of P."""
+    head_bucket_share: Annotated[float, Field(ge=0.0, le=1.0)]
+    """H / K, instead of head_rows."""
+    hash: Literal["balanced", "murmur3", "double", "modulo"]
+    hash_seed: Annotated[int, Field(ge=0)]
+    signed: bool
+
+    @model_validator(mode="after")
+    def _check_combinations(self) -> Self:
+        if self.head_rows > 0 and self.head_bucket_share > 0:
+            raise ValueError(
+                "head_rows and head_bucket_share both say how many rows are private: set one to 0"
+            )
+        has_head = self.head_rows > 0 or self.head_bucket_share > 0
+        if self.direction == "head_momentum" and not has_head:
+            raise ValueError(
+                "direction = head_momentum needs private rows: set head_rows or head_bucket_share"
+            )
+        if self.signed and self.first_moment != "all":
+            raise ValueError(
+                "signed has no effect here: it needs direction = momentum or scalar = hypergradient"
+            )
+        return self
+
+    @property
+    def first_moment(self) -> Literal["all", "private", "none"]:
+        """Which bucket rows keep M."""
+        if self.direction == "momentum" or self.scalar == "hypergradient":
+            return "all"
+        return "private" if self.direction == "head_momentum" else "none"

@@ -1,0 +1,31 @@
+"""Warnings of libraries that a user of this program can do nothing about, silenced by name.
+
+Each stands here with the reason why it does not matter; all others still show.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+LOGGERS = (
+    # Says that the topology was built directly: TorchRec's factory for it needs Meta's hardware names.
+    "torchrec.distributed.planner.types",
+    # Says that DDP and DMP trace under torch.fx, on the first forward.
+    "torch.fx._symbolic_trace",
+)
+MESSAGES = (
+    # DistributedModelParallel hands DDP an argument that torch 2.13 has renamed; the old one still works.
+    r"`broadcast_buffers` is deprecated",
+    # FBGEMM probes for its GPU-only optimizers when it is imported on a CPU.
+    r"(?s).*Failed to import: fbgemm_gpu\.split_embedding_codegen_lookup_invokers",
+    r"(?s).*The Python module fbgemm_gpu\.\S+ is now DEPRECATED",
+)
+
+
+def silence_known_warnings() -> None:
+    """Call once a process, before the model is built."""
+    for name in LOGGERS:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    for message in MESSAGES:
+        warnings.filterwarnings("ignore", message=message)

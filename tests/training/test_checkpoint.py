@@ -1,0 +1,200 @@
+"""Checkpoints: whole or not at all, keyed by names, refused when damaged, hostile, or another model's."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from support.ranks import run_ranks
+from support.tiny import tiny_config
+
+from recsys_basis.batches.parquet import list_row_groups
+from recsys_basis.batches.stream import BatchStream
+from recsys_basis.ingest.manifest import Manifest
+from recsys_basis.training import checkpoint
+from recsys_basis.training.build import Trainable, build
+from recsys_basis.training.checkpoint import (
+    CheckpointError,
+    Progress,
+    SafeReader,
+    list_checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+)
+from recsys_basis.training.loop import run_training
+from recsys_basis.training.runtime import start_runtime
+
+PROGRESS = Progress(step=3, epoch=0, batch=3)
+
+
+@contextmanager
+def trained(prepared: Path, *overrides: str, steps: int = 3) -> Iterator[Trainable]:
+    config = tiny_config(prepared, Path("unused"), *overrides)
+    with start_runtime(config.runtime) as runtime:
+        trainable = build(config, Manifest.load(prepared), runtime)
+        stream = iter(BatchStream(list_row_groups(prepared / "train"), 64))
+        for step in range(steps):
+            batch = next(stream)
+            trainable.start_step(step, 10)
+            logits = trainable.model(batch.dense, batch.sparse).squeeze(1)
+            torch.nn.functional.binary_cross_entropy_with_logits(logits, batch.label).backward()
+            trainable.finish_step()
+        yield trainable
+
+
+@pytest.fixture(scope="module")
+def saved(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoints")
+    with trained(prepared) as trainable:
+        return save_checkpoint(folder, trainable, PROGRESS)
+
+
+def copy_of(saved: Path, folder: Path) -> Path:
+    copy = folder / saved.name
+    copy.mkdir()
+    for path in saved.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    return copy
+
+
+def refusal(path: Path, prepared: Path, *overrides: str) -> str:
+    """The message with which loading is refused; nothing of the model may have changed then."""
+    with trained(prepared, *overrides, steps=1) as trainable:
+        (bags,) = trainable.embedding_bags()
+        before = bags.weights.clone()
+        with pytest.raises(CheckpointError) as caught:
+            load_checkpoint(path, trainable)
+        assert torch.equal(bags.weights, before)
+    return str(caught.value)
+
+
+def test_keys_are_names_and_tables_are_whole_tensors(saved: Path) -> None:
+    entries = SafeReader(saved).read_metadata().state_dict_metadata
+    tables = [key for key in entries if key.startswith("model/") and "embedding_bags.C3." in key]
+    assert len(tables) == 1
+    assert "row_optimizer/C3.energy" in entries and "row_optimizer/C3.second_moment" in entries
+    assert any(key.startswith("dense_optimizer/") and key.endswith("/exp_avg") for key in entries)
+    assert not any("rank" in key for key in entries)
+
+
+def test_the_two_newest_are_kept(prepared: Path, tmp_path: Path) -> None:
+    with trained(prepared) as trainable:
+        for step in (1, 2, 3):
+            save_checkpoint(tmp_path, trainable, Progress(step=step, epoch=0, batch=step))
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-000000002", "step-000000003"]
+
+
+def test_a_crash_while_saving_leaves_the_previous_one(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with trained(prepared) as trainable:
+        first = save_checkpoint(tmp_path, trainable, PROGRESS)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+
+            def write_half(state: object, storage_writer: dcp.FileSystemWriter) -> None:
+                (Path(storage_writer.path) / "__0_0.distcp").write_bytes(b"half")
+                raise KeyboardInterrupt
+
+            patch.setattr(checkpoint.dcp, "save", write_half)
+            save_checkpoint(tmp_path, trainable, Progress(step=9, epoch=0, batch=9))
+        assert list_checkpoints(tmp_path) == [first]
+        assert load_checkpoint(first, trainable) == PROGRESS
+        again = save_checkpoint(tmp_path, trainable, Progress(step=9, epoch=0, batch=9))
+    assert list_checkpoints(tmp_path) == [first, again]
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_another_number_of_ranks_loads_the_same_tensors(prepared: Path, tmp_path: Path) -> None:
+    """Trained on two ranks row-wise, continued on one: as if one rank had done it all."""
+    settings = ("epochs=2", "resume=auto", "checkpoint_every_steps=25", "row_optimizer=adam")
+    run_training(tiny_config(prepared, tmp_path / "alone", *settings))
+    half = tiny_config(prepared, tmp_path / "moved", "epochs=1", *settings[1:], "embedding.sharding=row_wise")
+    run_ranks(2, run_training, half)
+    (tmp_path / "moved" / "result.json").unlink()
+    result = run_training(tiny_config(prepared, tmp_path / "moved", *settings))
+    expected = json.loads((tmp_path / "alone" / "result.json").read_text())
+    assert result is not None and result["steps"] == 50
+    assert result["auc"] == pytest.approx(expected["auc"], abs=2e-4)
+    assert result["log_loss"] == pytest.approx(expected["log_loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata"])
+def test_damaged_and_missing_files_are_named(name: str, saved: Path, prepared: Path, tmp_path: Path) -> None:
+    copy = copy_of(saved, tmp_path)
+    content = bytearray((copy / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (copy / name).write_bytes(content)
+    assert f"{copy / name} is damaged" in refusal(copy, prepared)
+    (copy / name).write_bytes(content[:-10])
+    assert f"{copy / name} is damaged" in refusal(copy, prepared)
+    (copy / name).unlink()
+    assert f"{copy / name} is missing" in refusal(copy, prepared)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"progress": 3}'])
+def test_broken_record_is_named(text: str, saved: Path, prepared: Path, tmp_path: Path) -> None:
+    copy = copy_of(saved, tmp_path)
+    (copy / "progress.json").write_text(text)
+    assert "progress.json" in refusal(copy, prepared)
+
+
+@pytest.mark.parametrize(
+    "override, key",
+    [
+        ("row_optimizer=adam", "row_optimizer.rule"),
+        ("row_optimizer.rows_per_bucket=50.0", "row_optimizer.rows_per_bucket"),
+        ("row_optimizer.hash_seed=1", "row_optimizer.hash_seed"),
+        ("embedding.max_partitions=1", "num_partitions"),
+        ("dense_optimizer=sgd", "dense_optimizer"),
+    ],
+)
+def test_another_model_is_refused_key_by_key(override: str, key: str, saved: Path, prepared: Path) -> None:
+    assert key in refusal(saved, prepared, override)
+
+
+def test_another_width_is_refused(saved: Path, prepared: Path) -> None:
+    settings = ("embedding.embedding_dim=4", "model.dense_arch=[16,4]")
+    assert "tables.C1.embedding_dim = 8, this run has 4" in refusal(saved, prepared, *settings)
+
+
+class Hostile:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return (exec, ("open('owned', 'w').close()",))
+
+
+def test_a_hostile_index_executes_nothing(
+    saved: Path, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    copy = copy_of(saved, tmp_path)
+    (copy / ".metadata").write_bytes(pickle.dumps(Hostile()))
+    record = json.loads((copy / "progress.json").read_text())
+    record["sha256"][".metadata"] = checkpoint._sha256(
+        copy / ".metadata"
+    )  # whoever forges one forges the other
+    (copy / "progress.json").write_text(json.dumps(record))
+    assert "builtins.exec" in refusal(copy, prepared)
+    assert not (tmp_path / "owned").exists()
+
+
+def test_a_hostile_tensor_executes_nothing(
+    saved: Path, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    copy = copy_of(saved, tmp_path)
+    forged = tmp_path / "forged"
+    torch.save(Hostile(), forged)
+    size = (copy / "__0_0.distcp").stat().st_size
+    (copy / "__0_0.distcp").write_bytes(forged.read_bytes().ljust(size, b"\0"))
+    record = json.loads((copy / "progress.json").read_text())
+    record["sha256"]["__0_0.distcp"] = checkpoint._sha256(copy / "__0_0.distcp")
+    (copy / "progress.json").write_text(json.dumps(record))
+    with trained(prepared, steps=1) as trainable, pytest.raises(CheckpointError, match="cannot be loaded"):
+        load_checkpoint(copy, trainable)
+    assert not (tmp_path / "owned").exists()

@@ -1,0 +1,189 @@
+"""A whole run: what it leaves, that it can be cut anywhere, and that ranks do not matter."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from sklearn.metrics import log_loss, roc_auc_score
+from support.ranks import run_ranks
+from support.tiny import tiny_config
+
+from recsys_basis.embeddings.bags import NonFiniteError
+from recsys_basis.ingest.manifest import Manifest
+from recsys_basis.metrics.click import OneClassError
+from recsys_basis.schema import ConfigError
+from recsys_basis.training.checkpoint import list_checkpoints
+from recsys_basis.training.loop import Run, run_training
+from recsys_basis.training.spec import TrainConfig
+
+RULES = ["basis", "basis_literal", "adam", "partial_rowwise_adam", "rowwise_adagrad", "adagrad", "sgd"]
+
+
+def logits_of(folder: Path) -> np.ndarray:
+    return pq.read_table(folder / "test_predictions.parquet")["logit"].to_numpy()
+
+
+def test_a_run_leaves_a_folder_that_explains_itself(prepared: Path, tmp_path: Path) -> None:
+    config = tiny_config(prepared, tmp_path / "run", "evaluate_every_steps=10", "epochs=2")
+    result = run_training(config)
+    assert result is not None and result == json.loads((tmp_path / "run" / "result.json").read_text())
+
+    manifest = Manifest.load(prepared)
+    assert result["train_rows"] == manifest.splits["train"].num_rows
+    assert result["num_rows"] == manifest.splits["test"].num_rows == 800
+    assert result["steps"] == 50
+
+    predictions = pq.read_table(tmp_path / "run" / "test_predictions.parquet")
+    labels = pq.read_table(prepared / "test")["label"].to_numpy()
+    np.testing.assert_array_equal(predictions["label"].to_numpy(), labels)  # every row, in file order
+    probability = 1 / (1 + np.exp(-predictions["logit"].to_numpy().astype(np.float64)))
+    assert result["auc"] == pytest.approx(roc_auc_score(labels, probability), abs=1e-12)
+    assert result["log_loss"] == pytest.approx(log_loss(labels, probability), rel=1e-9)
+
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["kind"] == "train"] == list(range(5, 51, 5))
+    assert [line["step"] for line in lines if line["kind"] == "evaluation"] == [10, 20, 30, 40, 50]
+    assert lines[-1]["auc"] == result["auc"]
+    files = {path.name for path in (tmp_path / "run").iterdir()}
+    assert files >= {"README.md", "config.yaml", "environment.json", "tensorboard", "checkpoints"}
+    assert any((tmp_path / "run" / "tensorboard").glob("events.*"))
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert environment["versions"]["torch"] and environment["threads_per_rank"] == 1
+    assert result["optimizer_bytes"] > 0 and result["peak_memory_bytes"] > 1e8
+    assert result["weight_bytes"] >= sum(manifest.cardinalities.values()) * 8 * 4
+
+
+def test_training_learns(prepared: Path, tmp_path: Path) -> None:
+    result = run_training(tiny_config(prepared, tmp_path / "run", "epochs=3"))
+    assert result is not None and result["auc"] > 0.65
+
+
+def test_same_seed_same_run_other_seed_other_run(prepared: Path, tmp_path: Path) -> None:
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        run_training(tiny_config(prepared, tmp_path / name, f"seed={seed}"))
+    assert np.array_equal(logits_of(tmp_path / "a"), logits_of(tmp_path / "b"))
+    assert not np.array_equal(logits_of(tmp_path / "a"), logits_of(tmp_path / "c"))
+
+
+class Killed(BaseException):
+    """Ends a run as a kill would: nothing catches it."""
+
+
+def run_until(config: TrainConfig, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Run.step
+
+    def step_or_die(self: Run, batch: object) -> float:
+        if self.progress.step == step:
+            raise Killed
+        return original(self, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "step", step_or_die)
+        with pytest.raises(Killed):
+            run_training(config)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_killed_run_resumes_bit_for_bit(
+    rule: str, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = (f"row_optimizer={rule}", "epochs=2", "schedule=linear", "schedule.warmup_steps=7")
+    run_training(tiny_config(prepared, tmp_path / "whole", *settings))
+    cut = tiny_config(prepared, tmp_path / "cut", *settings, "checkpoint_every_steps=15", "resume=auto")
+    run_until(cut, 11, monkeypatch)  # before the first checkpoint
+    run_until(cut, 34, monkeypatch)  # in the second epoch, four steps after a checkpoint
+    assert list_checkpoints(tmp_path / "cut" / "checkpoints")[-1].name == "step-000000030"
+    run_training(cut)
+    assert np.array_equal(logits_of(tmp_path / "whole"), logits_of(tmp_path / "cut"))
+
+
+def test_two_ranks_reach_what_one_reaches(prepared: Path, tmp_path: Path) -> None:
+    for rule in ("basis", "adam"):
+        alone = run_training(tiny_config(prepared, tmp_path / f"{rule}-1", f"row_optimizer={rule}"))
+        config = tiny_config(
+            prepared, tmp_path / f"{rule}-2", f"row_optimizer={rule}", "embedding.sharding=row_wise"
+        )
+        together, nothing = run_ranks(2, run_training, config)
+        assert nothing is None and alone is not None
+        # Each rank that holds a shard of a table keeps its step count (8 bytes).
+        assert 0 <= together["optimizer_bytes"] - alone["optimizer_bytes"] <= 26 * 8
+        assert together["num_rows"] == 800
+        np.testing.assert_allclose(
+            logits_of(tmp_path / f"{rule}-2"), logits_of(tmp_path / f"{rule}-1"), rtol=1e-3, atol=1e-4
+        )
+
+
+def test_fbgemm_kernel_gives_the_same_model(prepared: Path, tmp_path: Path) -> None:
+    for rule in ("rowwise_adagrad", "sgd"):
+        for kernel in ("torch", "fbgemm"):
+            settings = (f"row_optimizer={rule}", f"embedding.kernel={kernel}")
+            run_training(tiny_config(prepared, tmp_path / f"{rule}-{kernel}", *settings))
+        ours, theirs = (logits_of(tmp_path / f"{rule}-{kernel}") for kernel in ("torch", "fbgemm"))
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        (("embedding.kernel=fbgemm", "row_optimizer=adam"), "no 'adam' on cpu"),
+        (("embedding.kernel=fbgemm", "row_optimizer=basis"), "no 'basis' on cpu"),
+        (("embedding.kernel=fbgemm", "row_optimizer=sgd", "max_gradient_norm=1.0"), "max_gradient_norm"),
+        (("model.dense_arch=[16,4]",), "embedding_dim = 8"),
+        (("model.over_arch=[16,2]",), "model.over_arch"),
+        (("model.cross_layers=1",), "cross_layers"),
+        (("holdout_fraction=0.00001",), "holdout_fraction"),
+        (("runtime.device=cuda",), "runtime.device"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(
+    settings: tuple[str, ...], words: str, prepared: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        run_training(tiny_config(prepared, tmp_path / "run", *settings))
+    assert not (tmp_path / "run").exists()
+
+
+def test_dcnv2_and_mean_pooling_train(prepared: Path, tmp_path: Path) -> None:
+    settings = ("model=dcnv2", "model.cross_layers=2", "model.cross_rank=8", "embedding.pooling=mean")
+    result = run_training(tiny_config(prepared, tmp_path / "run", *settings))
+    assert result is not None and 0.5 < result["auc"] < 1
+
+
+def test_holdout_keeps_test_rows_out(prepared: Path, tmp_path: Path) -> None:
+    result = run_training(tiny_config(prepared, tmp_path / "run", "holdout_fraction=0.25"))
+    assert result is not None and result["evaluated_on"] == "holdout"
+    assert (result["train_rows"], result["num_rows"]) == (2400, 800)
+    labels = pq.read_table(prepared / "train")["label"].to_numpy()[2400:]
+    predictions = pq.read_table(tmp_path / "run" / "test_predictions.parquet")
+    np.testing.assert_array_equal(predictions["label"].to_numpy(), labels)
+
+
+def test_divergence_names_the_step_and_keeps_the_last_checkpoint(prepared: Path, tmp_path: Path) -> None:
+    settings = ("row_optimizer=sgd", "row_optimizer.learning_rate=1e30", "checkpoint_every_steps=1")
+    with pytest.raises(NonFiniteError, match=r"step \d+.*last good checkpoint is .*step-0"):
+        run_training(tiny_config(prepared, tmp_path / "run", *settings))
+    assert list_checkpoints(tmp_path / "run" / "checkpoints")
+    assert not (tmp_path / "run" / "result.json").exists()
+
+
+def test_a_used_folder_is_not_overwritten(prepared: Path, tmp_path: Path) -> None:
+    config = tiny_config(prepared, tmp_path / "run")
+    run_training(config)
+    before = (tmp_path / "run" / "result.json").read_bytes()
+    with pytest.raises(ConfigError, match="not empty"):
+        run_training(config)
+    assert (tmp_path / "run" / "result.json").read_bytes() == before
+
+
+def test_one_class_evaluation_says_so(prepared: Path, tmp_path: Path) -> None:
+    labels = pq.read_table(prepared / "train")["label"].to_numpy()
+    last_click = int(np.flatnonzero(labels)[-1])
+    fraction = (len(labels) - last_click - 1) / len(labels)
+    if fraction == 0:
+        fraction = 1 / len(labels)  # the last row alone
+    with pytest.raises(OneClassError, match="label"):
+        run_training(tiny_config(prepared, tmp_path / "run", f"holdout_fraction={fraction}"))

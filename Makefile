@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 
 # The Python that makes .venv: the first of these that is version 3.11.
 PYTHON ?= $(firstword $(foreach name,python3.11 python3,$(if $(filter 3.11,$(call version,$(name))),$(name))))
-version = $(shell $(1) -c "import sys; print('%d.%d' % sys.version_info[:2])" 2>/dev/null)
+version = $(if $(1),$(shell $(1) -c "import sys; print('%d.%d' % sys.version_info[:2])" 2>/dev/null))
 
 # Where PyTorch publishes its CPU builds: the package of that name on PyPI is the CUDA build.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
@@ -34,17 +34,17 @@ test: $(INSTALLED)
 	$(BIN)/python -m pytest
 
 lint: $(INSTALLED)
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
 
 # The locks name every package, so pip resolves nothing (--no-deps): torchrec's metadata would draw in CUDA.
 # pip writes INSTALLER last. A package without it was broken off, yet pip would take it for whole: forget it.
 $(INSTALLED): requirements/cpu.lock requirements/dev.lock pyproject.toml
 	@test "$(call version,$(PYTHON))" = 3.11 || { \
-		echo "Python 3.11 is needed, and $(or $(PYTHON),none of python3.11 and python3) is not it."; \
+		echo "No Python 3.11 found as $(or $(PYTHON),python3.11 or python3)."; \
 		echo "Install it, or say where it is: make install PYTHON=/path/to/python3.11"; exit 1; }
-	@test ! -d $(VENV) || find $(VENV)/lib -name '*.dist-info' ! -exec test -e {}/INSTALLER \; -prune -exec rm -r {} +
+	@test ! -d $(VENV)/lib || find $(VENV)/lib -name '*.dist-info' ! -exec test -e {}/INSTALLER \; -prune -exec rm -r {} +
 	@$(PIP) --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV) || { \
 		echo "Python could not make $(VENV). On Debian and Ubuntu: apt install python3.11-venv"; exit 1; }
 	@$(BIN)/python -c "import sys; sys.exit(sys.version_info[:2] != (3, 11))" || { \

@@ -17,10 +17,11 @@ from pathlib import Path
 
 from recsys_basis.cli import run_job
 from recsys_basis.comparing.runs import PlannedRun, make_runs
-from recsys_basis.comparing.search import as_objects, choose_rates
+from recsys_basis.comparing.search import as_objects, search_rates
 from recsys_basis.comparing.spec import ComparisonConfig, Variant
 from recsys_basis.config import compose_job
-from recsys_basis.ingest.synthetic import synthesize
+from recsys_basis.ingest.spec import SyntheticConfig
+from recsys_basis.ingest.synthetic import SyntheticReport, read_truth, synthesize
 from recsys_basis.prepare import ensure_prepared
 from recsys_basis.report.comparison import compare_runs
 from recsys_basis.report.table import print_comparison
@@ -43,13 +44,13 @@ def compare(overrides: list[str]) -> None:
     dataset = plan.config(comparison.variants[0], 1.0, 0, "check").dataset
     for variant in comparison.variants:  # a mistake in the last variant shows before the first trains
         plan.config(variant, variant.learning_rates[0], 0, "check")
-    if comparison.synthetic is not None and not Path(comparison.synthetic.path).exists():
-        synthesize(comparison.synthetic)
+    truth = ensure_synthesized(comparison.synthetic) if comparison.synthetic else None
     train_rows = ensure_prepared(dataset).splits["train"].num_rows
 
-    searched = choose_rates(
+    searched = search_rates(
         comparison.variants,
-        make_runs(plan.search(), train_rows, comparison.parallel_runs, "learning-rate search"),
+        comparison.search_extensions,
+        lambda rates: make_runs(plan.search(rates), train_rows, comparison.parallel_runs, "search"),
     )
     rate_of = {rate.variant: rate.learning_rate for rate in searched if rate.chosen}
     records = make_runs(plan.final(rate_of), train_rows, comparison.parallel_runs, "comparison")
@@ -59,10 +60,19 @@ def compare(overrides: list[str]) -> None:
     write_comparison(rows, plan.folder, title, comparison.baseline)
     write_json(plan.folder / "search.json", as_objects(searched))
     print_comparison(rows, title, comparison.baseline)
+    if truth is not None:
+        print(f"no model can do better here than the teacher itself: AUC {truth.bayes_auc:.5f}")
     for rate in searched:
         if rate.at_edge:
-            print(f"note: {rate.variant}'s best rate {rate.learning_rate:g} is at the edge of those tried")
+            print(
+                f"note: {rate.variant}'s best rate {rate.learning_rate:g} is still at the edge of those tried"
+            )
     print(f"comparison folder: {plan.folder}")
+
+
+def ensure_synthesized(config: SyntheticConfig) -> SyntheticReport:
+    """The truth about the clicks at ``config.path``, which are written first where they are missing."""
+    return read_truth(config) if Path(config.path).exists() else synthesize(config)
 
 
 class RunPlanner:
@@ -75,14 +85,12 @@ class RunPlanner:
             override for override in overrides if not override.lstrip("+~").startswith("comparison")
         ]
 
-    def search(self) -> list[PlannedRun]:
-        """One run for each learning rate of each variant that has several, and each search seed."""
+    def search(self, rates: Sequence[tuple[Variant, float]]) -> list[PlannedRun]:
+        """One run for each variant and learning rate, and each search seed."""
         return [
             PlannedRun(variant.name, self.config(variant, rate, seed, "search"), rate)
             for seed in self.comparison.search_seeds
-            for variant in self.comparison.variants
-            if len(variant.learning_rates) > 1
-            for rate in variant.learning_rates
+            for variant, rate in rates
         ]
 
     def final(self, rate_of: dict[str, float]) -> list[PlannedRun]:

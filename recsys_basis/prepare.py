@@ -1,4 +1,8 @@
-"""The job ``prepare``: raw click logs to Parquet, vocabulary and manifest, in three passes.
+"""Raw click logs to Parquet, vocabulary and manifest, in three passes.
+
+    recsys-basis prepare dataset=kaggle_137k
+    recsys-basis prepare dataset=criteo_kaggle dataset.raw_paths=[train.txt] output_dir=data/kaggle
+    recsys-basis prepare dataset=criteo_terabyte 'dataset.raw_paths=[day_0.gz,day_1.gz]'
 
     1 read    every line is checked and staged as numbers             ingest/staging.py
     2 fit     vocabularies and shifts, from the training part only    ingest/vocabulary.py
@@ -11,8 +15,11 @@ appears whole or not at all.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
+from recsys_basis.cli import run_job
+from recsys_basis.config import compose_job
 from recsys_basis.ingest.description import describe, readme
 from recsys_basis.ingest.encoding import write_splits
 from recsys_basis.ingest.errors import DataError
@@ -23,11 +30,23 @@ from recsys_basis.ingest.spec import DatasetConfig
 from recsys_basis.ingest.staged_table import StagedTable
 from recsys_basis.ingest.staging import stage
 from recsys_basis.ingest.vocabulary import fit, reuse
+from recsys_basis.schema import parse_section
 
 log = logging.getLogger(__name__)
 
 COMPARED_KEYS = ("format", "min_count", "test_fraction", "on_bad_line", "row_group_rows")
 """Settings of a prepared folder that must be those of the config that uses it."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code of the job; ``arguments`` are Hydra overrides."""
+    return run_job("prepare", lambda overrides: prepare(parse(overrides)), arguments)
+
+
+def parse(overrides: list[str]) -> DatasetConfig:
+    """The validated config of configs/prepare.yaml under ``overrides``; output_dir is where it writes."""
+    values = compose_job("prepare", overrides)
+    return parse_section(DatasetConfig, values["dataset"] | {"prepared_dir": values["output_dir"]}, "dataset")
 
 
 def prepare(config: DatasetConfig) -> Manifest:
@@ -114,6 +133,7 @@ def ensure_prepared(config: DatasetConfig) -> Manifest:
 
 def report(manifest: Manifest) -> None:
     """Log what was prepared, and a warning for lines that were left out or padded."""
+    log.info("prepared folder: %s", manifest.config.prepared_dir)
     for name, split in manifest.splits.items():
         log.info("%s: %d rows, %d clicks", name, split.num_rows, split.num_positives)
     bad = manifest.bad_lines
@@ -146,3 +166,7 @@ def _is_same_file(source: Source, path: Path) -> bool:
     if size_of(path) != source.num_bytes:
         return False
     return path.stat().st_mtime_ns == source.modified_ns or sha256_of(path) == source.sha256
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

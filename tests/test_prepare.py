@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import math
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -465,6 +466,19 @@ def test_ensure_prepared_prepares_once_and_then_checks(tmp_path):
             ensure_prepared(config)
     again = ensure_prepared(config.model_copy(update={"overwrite": True, "on_bad_line": "skip"}))
     assert again.sources[0].num_bytes == len(data) + 80
+
+
+def test_ensure_prepared_reads_raw_files_again_only_if_they_were_touched(tmp_path, monkeypatch):
+    raw = write(tmp_path / "raw.tsv", make_lines(30))
+    manifest = ensure_prepared(dataset(tmp_path, raw))
+    read_again: list[Path] = []
+    monkeypatch.setattr(prepare_module, "sha256_of", lambda path: read_again.append(path) or "another")
+    assert ensure_prepared(dataset(tmp_path, raw)) == manifest
+    assert read_again == []
+    os.utime(raw, ns=(0, 0))
+    with pytest.raises(DataError, match="raw_paths"):
+        ensure_prepared(dataset(tmp_path, raw))
+    assert read_again == [raw]
 
 
 def test_ensure_prepared_compares_the_vocabulary(tmp_path):

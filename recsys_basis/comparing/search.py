@@ -1,8 +1,12 @@
-"""Each variant's own learning rate, chosen on the last part of the training rows, never on test."""
+"""Each variant's own learning rate, chosen on the last part of the training rows, never on test.
+
+The rates in the config are a first grid. While a variant's best rate is the lowest or highest tried,
+the grid goes on in that direction by its own ratio, so that no rival loses for want of a rate.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 
@@ -20,36 +24,63 @@ class SearchedRate:
     log_loss_mean: float
     chosen: bool
     at_edge: bool
-    """Chosen, with other rates on one side only: a wider search may find a better one."""
+    """Chosen, though the extensions ran out while a further rate might have been better."""
 
 
-def choose_rates(variants: Sequence[Variant], records: Sequence[RunRecord]) -> list[SearchedRate]:
-    """For each variant with several rates, the one with the highest mean holdout AUC is chosen."""
-    searched = []
-    for variant in variants:
-        if len(variant.learning_rates) == 1:
-            continue
-        rates = sorted(variant.learning_rates)
-        of_rate = {
-            rate: [run for run in records if (run.variant, run.learning_rate) == (variant.name, rate)]
-            for rate in rates
-        }
-        auc = {rate: fmean(run.metrics.auc for run in runs) for rate, runs in of_rate.items()}
-        best = max(rates, key=lambda rate: auc[rate])
-        searched += [
-            SearchedRate(
-                variant=variant.name,
-                learning_rate=rate,
-                auc_mean=auc[rate],
-                log_loss_mean=fmean(run.metrics.log_loss for run in of_rate[rate]),
-                chosen=rate == best,
-                at_edge=rate == best and best in (rates[0], rates[-1]),
-            )
-            for rate in rates
+TrainRates = Callable[[Sequence[tuple[Variant, float]]], Sequence[RunRecord]]
+"""Trains each (variant, learning rate) with every search seed."""
+
+
+def search_rates(variants: Sequence[Variant], extensions: int, train: TrainRates) -> list[SearchedRate]:
+    """The highest mean holdout AUC of each variant that has several rates, and all that were tried."""
+    several = [variant for variant in variants if len(variant.learning_rates) > 1]
+    wanted = [(variant, rate) for variant in several for rate in variant.learning_rates]
+    searched: dict[str, list[SearchedRate]] = {variant.name: [] for variant in several}
+    for _ in range(extensions + 1):
+        if not wanted:
+            break
+        records = train(wanted)
+        for variant, rate in wanted:
+            searched[variant.name].append(_summary(variant, rate, records))
+        wanted = [
+            (variant, rate) for variant in several if (rate := next_rate(searched[variant.name])) is not None
         ]
-    return searched
+    return [rate for variant in several for rate in _with_choice(searched[variant.name])]
+
+
+def next_rate(tried: Sequence[SearchedRate]) -> float | None:
+    """The rate beyond the best one, by the ratio of the outermost two, if the best is outermost."""
+    ordered = sorted(tried, key=lambda each: each.learning_rate)
+    best = max(range(len(ordered)), key=lambda place: ordered[place].auc_mean)
+    rates = [each.learning_rate for each in ordered]
+    if best == 0:
+        return float(f"{rates[0] ** 2 / rates[1]:.6g}")
+    if best == len(rates) - 1:
+        return float(f"{rates[-1] ** 2 / rates[-2]:.6g}")
+    return None
 
 
 def as_objects(searched: Sequence[SearchedRate]) -> list[dict[str, object]]:
     """For search.json."""
     return [asdict(rate) for rate in searched]
+
+
+def _summary(variant: Variant, rate: float, records: Sequence[RunRecord]) -> SearchedRate:
+    metrics = [run.metrics for run in records if (run.variant, run.learning_rate) == (variant.name, rate)]
+    return SearchedRate(
+        variant=variant.name,
+        learning_rate=rate,
+        auc_mean=fmean(each.auc for each in metrics),
+        log_loss_mean=fmean(each.log_loss for each in metrics),
+        chosen=False,
+        at_edge=False,
+    )
+
+
+def _with_choice(tried: Sequence[SearchedRate]) -> list[SearchedRate]:
+    best = max(tried, key=lambda each: each.auc_mean)
+    at_edge = next_rate(tried) is not None
+    return [
+        SearchedRate(**asdict(each) | {"chosen": each is best, "at_edge": each is best and at_edge})
+        for each in sorted(tried, key=lambda each: each.learning_rate)
+    ]

@@ -35,6 +35,8 @@ class ComparisonConfig(Section):
     search_seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False, min_length=1)]
     search_holdout_fraction: Annotated[float, Field(gt=0.0, lt=1.0)]
     """Last part of the training rows that judges the search; test rows have no say."""
+    search_extensions: Annotated[int, Field(ge=0)]
+    """How often a variant's rates may go on by their own ratio while the best one is outermost."""
     parallel_runs: Annotated[int, Field(ge=1)]
     """Runs at a time; the machine's cores are shared among them."""
     synthetic: SyntheticConfig | None

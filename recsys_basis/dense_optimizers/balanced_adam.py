@@ -46,7 +46,7 @@ from recsys_basis.dense_optimizers.stepping import (
     float32_parameters,
     refuse_sparse_gradients,
     restore_state_dtypes,
-    subtract,
+    subtract_ratios,
 )
 from recsys_basis.schema import parse_section
 
@@ -62,8 +62,8 @@ class BalancedAdam(Adam):
     Phases count the steps of a group (``steps_taken``) on the host: capture a CUDA graph after the last of
     them.
 
-    Beside Adam's, state holds, each as long as its phase lasts: ``last_sign`` int8 and ``num_flips`` uint8
-    (masking, rebalancing), ``window_flips`` uint8 (rebalancing), ``measured_scale`` (statistics="freeze").
+    Beside Adam's, state holds, each as long as its phase lasts: ``last_sign`` and ``num_flips`` int8
+    (masking, rebalancing), ``window_factor`` (rebalancing), ``measured_scale`` (statistics="freeze").
 
     Raises ValueError for settings out of bounds, RuntimeError in ``step`` for sparse or complex gradients.
     """
@@ -338,13 +338,11 @@ def _apply(group: ParameterGroup, tensors: _GroupTensors, reads: list[_Read]) ->
     """Step 5 of the module."""
     beta1, beta2 = group["betas"]
     scales = torch._foreach_div([read.scale for read in reads], bias_corrections(beta2, tensors.steps))
-    updates = torch._foreach_mul([read.second for read in reads], scales)
-    torch._foreach_sqrt_(updates)
-    torch._foreach_add_(updates, group["eps"])
-    torch._foreach_mul_(updates, bias_corrections(beta1, tensors.steps))
-    torch._foreach_reciprocal_(updates)
-    torch._foreach_mul_(updates, [read.first for read in reads])
-    subtract(tensors.parameters, updates, group["lr"])
+    roots = torch._foreach_mul([read.second for read in reads], scales)
+    torch._foreach_sqrt_(roots)
+    torch._foreach_add_(roots, group["eps"])
+    torch._foreach_mul_(roots, bias_corrections(beta1, tensors.steps))
+    subtract_ratios(tensors.parameters, [read.first for read in reads], roots, group["lr"])
 
 
 def _complete(group: ParameterGroup, defaults: dict[str, Any]) -> None:

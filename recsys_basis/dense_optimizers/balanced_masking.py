@@ -27,9 +27,10 @@ def mask_small(
     bound = threshold * second.mean()
     if masked_entry == "floor":
         return first, torch.maximum(second, bound)
-    return first.masked_fill(second < bound, 0.0), second
+    return first * (second >= bound), second
 
 
 def mask_flipping(first: Tensor, num_flips: Tensor, most: int) -> Tensor:
     """M as the step reads it: zero where ``num_flips`` > ``most``; the input is left alone."""
-    return first.masked_fill(num_flips > most, 0.0)
+    masked = (num_flips - most).clamp_(0, 1)
+    return first * (1 - masked)

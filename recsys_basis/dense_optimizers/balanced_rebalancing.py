@@ -35,22 +35,20 @@ def rebalance(
     """Factor on V, of the gradient's shape; None in the first window, which has none before it to go by.
 
     steps_done: steps of the rebalancing phase before this one. Call once a step: it counts the gradient's
-    flips, and keeps those of the last whole window as ``window_flips`` uint8 in ``state``. A parameter
+    flips, and keeps the factor of the last whole window as ``window_factor`` in ``state``. A parameter
     without a gradient in the step that opens a window goes on with the window before it.
     """
     if steps_done % window == 0 and "num_flips" in state:
-        state["window_flips"] = state["num_flips"].clone()
-        state["num_flips"].zero_()
+        flips = state["num_flips"]
+        factor = torch.ones_like(gradient)
+        factor.masked_fill_(flips == 0, steady_factor)
+        state["window_factor"] = factor.masked_fill_(flips > most_flips, flipping_factor)
+        flips.zero_()
     count_flips(state, gradient)
-    if "window_flips" not in state:
-        return None
-    flips = state["window_flips"]
-    factor = torch.ones_like(gradient)
-    factor.masked_fill_(flips == 0, steady_factor)
-    return factor.masked_fill_(flips > most_flips, flipping_factor)
+    return state.get("window_factor")
 
 
 def end_rebalancing(state: dict[str, Any]) -> None:
     """Free what the phase kept."""
     forget_flips(state)
-    state.pop("window_flips", None)
+    state.pop("window_factor", None)

@@ -20,7 +20,7 @@ def channel_scale(gradient: Tensor) -> Tensor:
     noisier gradient steps less; one without deviation has scale 0, which the caller bounds. Where no
     channel deviates (all zero, or fan-in 1) the scale is 1.
     """
-    deviations = gradient.std(tuple(range(1, gradient.dim())), correction=0, keepdim=True)
+    deviations = _deviation(gradient, tuple(range(1, gradient.dim())))
     return _over_mean(deviations, deviations.mean())
 
 
@@ -35,7 +35,7 @@ def cluster_scales(gradients: Sequence[Tensor], kinds: Sequence[str]) -> list[Te
         members[kind].append(index)
     scales: dict[int, Tensor] = {}
     for indices in members.values():
-        deviations = torch.stack([gradients[index].std(correction=0).float() for index in indices])
+        deviations = torch.stack([_deviation(gradients[index].flatten(), (0,))[0] for index in indices])
         noisy = split_in_two(deviations.clamp(min=torch.finfo(torch.float32).tiny).log())
         mean_noisy = (deviations * noisy).sum() / noisy.sum()
         mean_quiet = (deviations * ~noisy).sum() / (~noisy).sum().clamp(min=1)
@@ -61,6 +61,12 @@ def split_in_two(values: Tensor) -> Tensor:
     upper = torch.empty_like(values, dtype=torch.bool)
     upper[order] = torch.arange(len(ordered), device=values.device) > cut
     return upper
+
+
+def _deviation(values: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """Standard deviation over ``axes``, which stay as 1. torch's ``std`` takes 20 times as long on a CPU."""
+    centred = values - values.mean(axes, keepdim=True)
+    return centred.square_().mean(axes, keepdim=True).sqrt_()
 
 
 def _over_mean(deviations: Tensor, mean: Tensor) -> Tensor:

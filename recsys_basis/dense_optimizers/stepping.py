@@ -92,6 +92,16 @@ def subtract(parameters: list[Tensor], updates: TensorList, learning_rate: float
         torch._foreach_add_(parameters, updates, alpha=-learning_rate)
 
 
+def subtract_ratios(
+    parameters: list[Tensor], numerators: TensorList, denominators: TensorList, learning_rate: float | Tensor
+) -> None:
+    """w -= eta n / d in place; eta as in ``subtract``."""
+    if isinstance(learning_rate, Tensor):
+        subtract(parameters, torch._foreach_div(numerators, denominators), learning_rate)
+    else:
+        torch._foreach_addcdiv_(parameters, numerators, denominators, -learning_rate)
+
+
 def bias_corrections(beta: float, steps: list[Tensor]) -> list[Tensor]:
     """1 - beta^t for each 0-d count t, 0-d; keeps its digits where beta^t is near 1 in float32."""
     if beta == 0.0:

@@ -28,6 +28,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recsys_basis.embeddings.kernel import SPEC_KEY, RowOptimizerKernel
 from recsys_basis.embeddings.striping import Striping
+from recsys_basis.schema import ConfigError
 from recsys_basis.tables import Table
 
 
@@ -49,7 +50,7 @@ class RowOptimizerSharder(EmbeddingBagCollectionSharder):
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> ShardedEmbeddingBagCollection:
-        """Raises ValueError for a plan that TorchRec itself computes wrongly."""
+        """Raises ConfigError for a plan that TorchRec itself computes wrongly."""
         _refuse_mixed_mean(module, params)
         return StripedEmbeddingBagCollection(
             self.tables,
@@ -77,7 +78,7 @@ def _refuse_mixed_mean(module: EmbeddingBagCollection, params: dict[str, Paramet
     means = [config.name for config in module.embedding_bag_configs() if config.pooling == PoolingType.MEAN]
     row_wise = [name for name, plan in params.items() if plan.sharding_type == ShardingType.ROW_WISE.value]
     if means and row_wise and len(row_wise) < len(params):
-        raise ValueError(
+        raise ConfigError(
             f"mean pooling (tables {', '.join(means)}) with some tables row-wise ({', '.join(row_wise)}) and "
             "some not: torchrec 1.8 would divide every table's vectors; shard all tables row-wise, or none"
         )
@@ -101,7 +102,7 @@ class StripedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor
     ) -> Awaitable[Awaitable[KJTList]]:
         if self._row_wise_mean and features.weights_or_none() is not None:
-            raise ValueError(
+            raise ConfigError(
                 "mean pooling with per-sample weights under row-wise sharding: torchrec 1.8 divides by the "
                 "sum of weights there, by the count elsewhere; shard table-wise, or use sum pooling"
             )

@@ -7,7 +7,12 @@ from collections.abc import Mapping
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recsys_basis.errors import UserError
 from recsys_basis.tables import Table
+
+
+class IdRangeError(UserError, IndexError):
+    """A batch holds an id that its table does not have."""
 
 
 class Striping:
@@ -19,7 +24,7 @@ class Striping:
     def __call__(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """The same bags with row numbers for ids.
 
-        Raises IndexError naming table and id if an id is outside 0..num_ids - 1.
+        Raises IdRangeError naming table and id if an id is outside 0..num_ids - 1.
         """
         tables = [self.table_of_feature[key] for key in features.keys()]
         device = features.values().device
@@ -35,7 +40,7 @@ class Striping:
             item = int(wrong.nonzero()[0])
             feature = int(torch.searchsorted(lengths.cumsum(0), item, right=True))
             table = tables[feature]
-            raise IndexError(
+            raise IdRangeError(
                 f"table {table.name}: id {int(ids[item])} is outside 0..{table.num_ids - 1}; prepare this "
                 "data with the vocabulary that the model was built for"
             )

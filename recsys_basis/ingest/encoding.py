@@ -34,7 +34,7 @@ def write_splits(
         pq.ParquetFile(staged) as rows,
         tqdm(total=sum(num_rows.values()), desc="3/3 encode rows", unit="row", unit_scale=True) as progress,
     ):
-        groups = regroup(rows.iter_batches(row_group_rows), chain.from_iterable(sizes.values()))
+        groups = regroup(_batches(rows), chain.from_iterable(sizes.values()))
         for split, split_sizes in sizes.items():
             encoded = _encoded(islice(groups, len(split_sizes)), fitted, progress)
             files[split] = _write_files(encoded, folder, split)
@@ -56,6 +56,12 @@ def scale(integers: pa.Array, shift: int) -> np.ndarray:
     """
     shifted = pc.cast(integers, pa.float64(), safe=False).fill_null(-shift).to_numpy() + shift
     return np.log1p(np.maximum(shifted, 0.0)).astype(np.float32)
+
+
+def _batches(file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
+    # Not iter_batches: it keeps every page it has read until the end of the file.
+    for index in range(file.num_row_groups):
+        yield from file.read_row_group(index).to_batches()
 
 
 def _group_sizes(num_rows: int, row_group_rows: int) -> list[int]:

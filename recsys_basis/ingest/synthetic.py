@@ -64,6 +64,25 @@ def synthesize(config: SyntheticConfig) -> SyntheticReport:
     return report
 
 
+def read_truth(config: SyntheticConfig) -> SyntheticReport:
+    """The truth of the file at ``config.path``, written by an earlier ``synthesize``.
+
+    Raises DataError when it is missing or unreadable, or the file was drawn with other settings.
+    """
+    path = Path(f"{config.path}.truth.json")
+    try:
+        report = SyntheticReport.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read ({error}): run `recsys-basis synthesize` again") from error
+    wanted, found = (each.model_dump(exclude={"path", "overwrite"}) for each in (config, report.config))
+    differing = [key for key in wanted if wanted[key] != found[key]]
+    if differing:
+        raise DataError(
+            f"{config.path} was drawn with another {', '.join(differing)}: name another path, or remove it"
+        )
+    return report
+
+
 def _write_rows(config: SyntheticConfig, path: Path) -> SyntheticReport:
     teacher = Teacher(config)
     num_test_rows = round(config.rows * config.test_fraction)

@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 from scipy.special import entr, expit
 from sklearn.metrics import roc_auc_score
 
+from recsys_basis.errors import UserError
 
-class OneClassError(ValueError):
+
+class OneClassError(UserError, ValueError):
     """Every evaluated row has the same label, so AUC and normalized entropy do not exist."""
 
 

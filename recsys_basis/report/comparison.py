@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recsys_basis.errors import UserError
 from recsys_basis.metrics.paired import AucDifference, paired_auc_difference
 from recsys_basis.report.records import RunRecord
 
 logger = logging.getLogger(__name__)
 
 
-class RunsDifferError(ValueError):
+class RunsDifferError(UserError, ValueError):
     """The runs cannot stand in one table: other test rows, a seed twice, a variant of two settings."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def flat(batches: list[list[int]]) -> list[int]:
+    return list(chain.from_iterable(batches))
+
+
 def rows_of(batch: Batch) -> list[int]:
     """Row numbers in ``batch``, after checking that its three parts tell the same rows."""
     rows = batch.dense[:, 0].round().long()
@@ -67,7 +72,7 @@ def global_batches(groups: list[RowGroup], world_size: int, **settings: object) 
 def test_file_order_without_shuffle_and_the_last_partial_batch(folder: Path) -> None:
     batches = global_batches(list_row_groups(folder), 1, batch_size=20)
     assert [len(batch) for batch in batches] == [20, 20, 20, 20, 20, 1]
-    assert sum(batches, []) == list(range(ROWS))
+    assert flat(batches) == list(range(ROWS))
 
 
 @settings(max_examples=40, deadline=None)
@@ -84,7 +89,7 @@ def test_any_world_size_and_position_see_the_same_batches(
     groups = list_row_groups(folder)
     shuffle = Shuffle(seed, 0, window)
     alone = global_batches(groups, 1, batch_size=batch_size, shuffle=shuffle)
-    assert sorted(sum(alone, [])) == list(range(ROWS))
+    assert sorted(flat(alone)) == list(range(ROWS))
     assert len(alone) == BatchStream(groups, batch_size).num_batches
     assert global_batches(groups, world_size, batch_size=batch_size, shuffle=shuffle) == alone
     rest = global_batches(groups, 1, batch_size=batch_size, shuffle=shuffle, start_batch=start)
@@ -94,16 +99,16 @@ def test_any_world_size_and_position_see_the_same_batches(
 def test_seed_and_epoch_change_the_order(folder: Path) -> None:
     groups = list_row_groups(folder)
     orders = [
-        sum(global_batches(groups, 1, batch_size=50, shuffle=Shuffle(seed, epoch, 2)), [])
+        flat(global_batches(groups, 1, batch_size=50, shuffle=Shuffle(seed, epoch, 2)))
         for seed, epoch in ((0, 0), (0, 1), (1, 0))
     ]
     assert orders[0] != orders[1] != orders[2] != orders[0]
     again = global_batches(groups, 1, batch_size=50, shuffle=Shuffle(0, 0, 2))
-    assert sum(again, []) == orders[0]
+    assert flat(again) == orders[0]
 
 
 def test_shuffle_mixes_within_and_across_row_groups(folder: Path) -> None:
-    order = sum(global_batches(list_row_groups(folder), 1, batch_size=10, shuffle=Shuffle(0, 0, 3)), [])
+    order = flat(global_batches(list_row_groups(folder), 1, batch_size=10, shuffle=Shuffle(0, 0, 3)))
     steps = np.abs(np.diff(order))
     assert (steps == 1).mean() < 0.2 and np.median(steps) > 8
 
@@ -121,7 +126,7 @@ def test_positions_tell_where_each_rank_s_rows_stand(folder: Path) -> None:
 )
 def test_row_ranges_cut_row_groups_and_files(folder: Path, start: int, stop: int) -> None:
     batches = global_batches(list_row_groups(folder, start, stop), 1, batch_size=7)
-    assert sum(batches, []) == list(range(start, stop))
+    assert flat(batches) == list(range(start, stop))
 
 
 def test_folder_without_parquet_names_it(tmp_path: Path) -> None:

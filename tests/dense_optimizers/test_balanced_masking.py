@@ -22,7 +22,7 @@ def test_hold_keeps_the_entry_still() -> None:
 
 
 def test_more_flips_than_the_limit_mask_m() -> None:
-    flips = torch.tensor([0, 3, 4, 20], dtype=torch.uint8)
+    flips = torch.tensor([0, 3, 4, 20], dtype=torch.int8)
     assert torch.equal(mask_flipping(FIRST, flips, 3), torch.tensor([1.0, 2.0, 0.0, 0.0]))
 
 
@@ -30,7 +30,7 @@ def test_inputs_are_left_alone() -> None:
     first, second = FIRST.clone(), SECOND.clone()
     for entry in ("floor", "hold"):
         mask_small(first, second, 0.3, entry)
-        mask_flipping(first, torch.full((4,), 9, dtype=torch.uint8), 3)
+        mask_flipping(first, torch.full((4,), 9, dtype=torch.int8), 3)
     assert torch.equal(first, FIRST)
     assert torch.equal(second, SECOND)
 

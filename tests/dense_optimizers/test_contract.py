@@ -139,7 +139,7 @@ def test_same_gradients_same_bits(case: Case) -> None:
 
 @every_optimizer
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("saved_at", [0, 7, 13, 30])
+@pytest.mark.parametrize("saved_at", [7, 30])
 def test_state_survives_save_and_load_midway(case: Case, dtype: torch.dtype, saved_at: int) -> None:
     """Through a file read without running code, into a fresh optimizer; dtypes too."""
     whole = Tower().to(dtype)
@@ -194,8 +194,12 @@ def test_descends_a_badly_scaled_quadratic(case: Case) -> None:
     target = torch.randn(6, 5, generator=torch.Generator().manual_seed(0)).sign()
     model = nn.Linear(5, 6, bias=False)
     nn.init.zeros_(model.weight)
-    loss = minimize(case, model, case.rates[0], lambda: (curvature * (model.weight - target).square()).sum())
-    assert loss < 0.01 * curvature.sum().item()
+
+    def loss_of() -> torch.Tensor:
+        return (curvature * (model.weight - target).square()).sum() / 2.0
+
+    start = loss_of().item()
+    assert minimize(case, model, case.rates[0], loss_of) < 0.01 * start
 
 
 @every_optimizer

@@ -71,3 +71,29 @@ def test_an_empty_test_part_writes_no_file(staged, tmp_path):
     assert [file.num_rows for file in files["train"]] == [23]
     assert files["test"] == ()
     assert not (tmp_path / "test").exists()
+
+
+def test_memory_does_not_grow_with_the_number_of_row_groups(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    num_groups, group_rows = 40, 2000
+    numbers = rng.integers(0, 2**31, num_groups * group_rows)
+    columns = [numbers % 2, *[numbers] * 39]
+    table = pa.table(
+        [pa.array(c).cast(f.type) for c, f in zip(columns, STAGED_SCHEMA, strict=True)], schema=STAGED_SCHEMA
+    )
+    group_bytes = table.nbytes // num_groups
+    pq.write_table(table, tmp_path / "staged.parquet", row_group_size=group_rows, use_dictionary=False)
+    del table, columns
+    column = ColumnVocabulary(np.arange(1, dtype=np.uint32), np.ones(1, np.int64), 0, 0)
+    fitted = Fitted(dict.fromkeys(SPARSE_COLUMNS, column), dict.fromkeys(DENSE_COLUMNS, 0), 1, 1)
+    held = []
+    encode, before = encoding.encode, pa.total_allocated_bytes()
+
+    def watch(rows: pa.Table, fitted: Fitted) -> pa.Table:
+        held.append(pa.total_allocated_bytes() - before)
+        return encode(rows, fitted)
+
+    monkeypatch.setattr(encoding, "encode", watch)
+    write_splits(tmp_path / "staged.parquet", tmp_path, fitted, {"train": 80_000, "test": 0}, group_rows)
+    assert len(held) == num_groups
+    assert max(held) < 8 * group_bytes

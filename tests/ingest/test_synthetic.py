@@ -85,6 +85,7 @@ def test_the_file_holds_what_was_drawn_and_prepare_reads_it(synthetic_config, dr
     values = {(place, row[place]) for row in rows for place in range(14, 40) if row[place] is not None}
     assert report.num_distinct_values == len(values)
     assert report.num_clicks == sum(row[0] for row in rows)
+    assert len(set(rows)) == len(rows)
 
     manifest = prepare(
         DatasetConfig(
@@ -119,6 +120,8 @@ def test_one_config_gives_the_same_bytes_and_another_seed_does_not(synthetic_con
 
     first, again, other = written("1.tsv.gz", 3), written("2.tsv.gz", 3), written("3.tsv.gz", 4)
     assert first == again != other
+    # Bytes 4 to 7 of a gzip header are the time of writing.
+    assert first[4:8] == bytes(4)
     assert gzip.decompress(first) == written("plain.tsv", 3)
 
 

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recsys_basis.tables import Table, TableShard, count_partitions
+from recsys_basis.tables import Table, TableShard, count_partitions, mirror_bits
 
 
 @settings(deadline=None, max_examples=60, derandomize=True)
-@given(num_ids=st.integers(1, 500), partitions=st.integers(1, 16))
+@given(num_ids=st.integers(1, 500), partitions=st.sampled_from([1, 2, 4, 8, 16, 256]))
 def test_rows_and_ids_are_inverse_and_rows_fill_the_table(num_ids: int, partitions: int) -> None:
     table = Table("site", num_ids, 4, partitions)
     assert table.num_rows % partitions == 0 and 0 <= table.num_rows - num_ids < partitions
@@ -25,11 +25,26 @@ def test_rows_and_ids_are_inverse_and_rows_fill_the_table(num_ids: int, partitio
 
 
 def test_ids_are_striped_over_partitions() -> None:
-    """numpy's own picture: ids in rows of P, read by columns."""
+    """numpy's own picture: ids in rows of P, read by columns, the columns in mirrored order."""
     table = Table("site", 10, 4, 4)
     assert (table.rows_per_partition, table.num_rows) == (3, 12)
-    assert table.ids_of(torch.arange(12)).tolist() == np.arange(12).reshape(3, 4).T.ravel().tolist()
-    assert table.rows_of(torch.tensor([[0, 1], [4, 9]])).tolist() == [[0, 3], [1, 5]]
+    columns = np.arange(12).reshape(3, 4).T[[0, 2, 1, 3]]
+    assert table.ids_of(torch.arange(12)).tolist() == columns.ravel().tolist()
+    assert table.rows_of(torch.tensor([[0, 1], [4, 9]])).tolist() == [[0, 6], [1, 8]]
+
+
+@pytest.mark.parametrize("bits", range(17))
+def test_mirrored_bits_are_the_text_read_backwards(bits: int) -> None:
+    values = range(0, 2**bits, max(1, 2**bits // 997))
+    expected = [int(f"{value:0{bits}b}"[::-1], 2) if bits else 0 for value in values]
+    assert mirror_bits(torch.tensor(values), 2**bits).tolist() == expected
+    assert mirror_bits(torch.tensor(values), torch.full((len(values),), 2**bits)).tolist() == expected
+
+
+@pytest.mark.parametrize("partitions", [3, 6, 2**17])
+def test_partitions_are_a_power_of_two(partitions: int) -> None:
+    with pytest.raises(ValueError, match=f"table site: num_partitions = {partitions}"):
+        Table("site", 10, 4, partitions)
 
 
 @pytest.mark.parametrize("field", ["num_ids", "embedding_dim", "num_partitions"])

@@ -42,9 +42,8 @@ def search_rates(variants: Sequence[Variant], extensions: int, train: TrainRates
         records = train(wanted)
         for variant, rate in wanted:
             searched[variant.name].append(_summary(variant, rate, records))
-        wanted = [
-            (variant, rate) for variant in several if (rate := next_rate(searched[variant.name])) is not None
-        ]
+        beyond = [(variant, next_rate(searched[variant.name])) for variant in several]
+        wanted = [(variant, rate) for variant, rate in beyond if rate is not None]
     return [rate for variant in several for rate in _with_choice(searched[variant.name])]
 
 

@@ -179,15 +179,28 @@ class BalancedAdam(Adam):
             _adam_step(group, tensors)
             return
         _advance_moments(group, tensors)
-        second_moments = tensors.largest_second if group["amsgrad"] else tensors.second
-        reads = [
-            self._read(group, parameter, first, second, cluster_scales)
-            for parameter, first, second in zip(
-                tensors.parameters, tensors.first, second_moments, strict=True
-            )
-        ]
-        _apply(group, tensors, reads)
+        self._move(group, tensors, cluster_scales)
         self._free_finished(group)
+
+    def _move(
+        self, group: ParameterGroup, tensors: _GroupTensors, cluster_scales: dict[Tensor, Tensor]
+    ) -> None:
+        """Step 5 of the module for a group."""
+        beta1, beta2 = group["betas"]
+        second_moments = tensors.largest_second if group["amsgrad"] else tensors.second
+        corrections = bias_corrections(beta2, tensors.steps)
+        numerators: list[Tensor] = []
+        roots: list[Tensor] = []
+        for parameter, first, second, correction in zip(
+            tensors.parameters, tensors.first, second_moments, corrections, strict=True
+        ):
+            read = self._read(group, parameter, first, second, cluster_scales)
+            numerators.append(read.first)
+            roots.append(read.second * (read.scale / correction))
+        torch._foreach_sqrt_(roots)
+        torch._foreach_add_(roots, group["eps"])
+        torch._foreach_mul_(roots, bias_corrections(beta1, tensors.steps))
+        subtract_ratios(tensors.parameters, numerators, roots, group["lr"])
 
     def _read(
         self,
@@ -332,17 +345,6 @@ def _advance_moments(group: ParameterGroup, tensors: _GroupTensors) -> None:
     torch._foreach_addcmul_(tensors.second, gradients, gradients, 1.0 - beta2)
     if group["amsgrad"]:
         torch._foreach_maximum_(tensors.largest_second, tensors.second)
-
-
-def _apply(group: ParameterGroup, tensors: _GroupTensors, reads: list[_Read]) -> None:
-    """Step 5 of the module."""
-    beta1, beta2 = group["betas"]
-    scales = torch._foreach_div([read.scale for read in reads], bias_corrections(beta2, tensors.steps))
-    roots = torch._foreach_mul([read.second for read in reads], scales)
-    torch._foreach_sqrt_(roots)
-    torch._foreach_add_(roots, group["eps"])
-    torch._foreach_mul_(roots, bias_corrections(beta1, tensors.steps))
-    subtract_ratios(tensors.parameters, [read.first for read in reads], roots, group["lr"])
 
 
 def _complete(group: ParameterGroup, defaults: dict[str, Any]) -> None:

@@ -139,8 +139,8 @@ class SM3(Optimizer):
         keep, add = (1.0, 1.0) if beta2 is None else (beta2, 1.0 - beta2)
         return _VARIANTS[group["variant"]](covers, gradient, keep, add)
 
-    def _bias_corrections(self, parameters: list[Tensor], beta2: float) -> list[Tensor]:
-        """1 - beta2^t of each parameter, 0-d, for its update number t."""
+    def _bias_corrections(self, parameters: list[Tensor], beta2: float) -> list[Any]:
+        """1 - beta2^t of each parameter for its update number t."""
         for parameter in parameters:
             if "step" not in self.state[parameter]:
                 zero = torch.zeros((), dtype=torch.float32, device=parameter.device)

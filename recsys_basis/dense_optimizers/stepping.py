@@ -102,8 +102,13 @@ def subtract_ratios(
         torch._foreach_addcdiv_(parameters, numerators, denominators, -learning_rate)
 
 
-def bias_corrections(beta: float, steps: list[Tensor]) -> list[Tensor]:
-    """1 - beta^t for each 0-d count t, 0-d; keeps its digits where beta^t is near 1 in float32."""
+def bias_corrections(beta: float, steps: list[Tensor]) -> list[Any]:
+    """1 - beta^t for each 0-d count t: floats for counts on the CPU, else 0-d tensors, as reading would wait.
+
+    Under torch.compile always tensors. They keep their digits where beta^t is near 1 in float32.
+    """
+    if all(step.is_cpu for step in steps) and not torch.compiler.is_compiling():
+        return [1.0 - beta ** step.item() for step in steps]
     if beta == 0.0:
         return [torch.ones_like(step) for step in steps]
     corrections = list(torch._foreach_mul(steps, math.log(beta)))

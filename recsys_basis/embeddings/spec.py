@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from recsys_basis.schema import Section
+from recsys_basis.tables import MAX_PARTITIONS
 
 
 class EmbeddingConfig(Section):
@@ -18,7 +19,7 @@ class EmbeddingConfig(Section):
     kernel: Literal["torch", "fbgemm"]
     """Who computes lookup and update: our embedding bags in plain PyTorch, or FBGEMM's fused module."""
     sharding: Literal["auto", "table_wise", "row_wise"]
-    max_partitions: Annotated[int, Field(ge=1, le=65536)]
+    max_partitions: Annotated[int, Field(ge=1, le=MAX_PARTITIONS)]
     """P of large tables: a power of two."""
     min_rows_per_partition: Annotated[int, Field(ge=1)]
     """Tables get fewer partitions rather than smaller ones."""

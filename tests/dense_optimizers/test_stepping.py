@@ -85,10 +85,15 @@ def test_write_to_weights(rate: float | torch.Tensor) -> None:
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 0.9, 0.999, 0.99999])
 @pytest.mark.parametrize("time", [1, 2, 1000, 10**6])
-def test_bias_correction_keeps_its_digits(beta: float, time: int) -> None:
+@pytest.mark.parametrize("compiling", [False, True])
+def test_bias_correction_keeps_its_digits(
+    monkeypatch: pytest.MonkeyPatch, beta: float, time: int, compiling: bool
+) -> None:
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
     corrected = bias_corrections(beta, [torch.tensor(float(time))])[0]
+    assert torch.is_tensor(corrected) == compiling
     exact = 1.0 if beta == 0.0 else -math.expm1(time * math.log(beta))
-    assert corrected.item() == pytest.approx(exact, rel=1e-6)
+    assert float(corrected) == pytest.approx(exact, rel=1e-6)
 
 
 @pytest.mark.parametrize("optimizer_type", [SM3, BalancedAdam])

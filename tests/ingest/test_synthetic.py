@@ -11,7 +11,7 @@ import pytest
 from recsys_basis.ingest import synthetic, teacher
 from recsys_basis.ingest.errors import DataError
 from recsys_basis.ingest.spec import DatasetConfig, SyntheticConfig
-from recsys_basis.ingest.synthetic import SyntheticReport, synthesize
+from recsys_basis.ingest.synthetic import SyntheticReport, read_truth, synthesize
 from recsys_basis.ingest.teacher import Clicks, Teacher
 from recsys_basis.prepare import prepare
 
@@ -148,3 +148,17 @@ def test_a_test_part_of_one_class_is_an_error(synthetic_config):
     with pytest.raises(DataError, match="the last 20 rows have one class only: raise rows or click_rate"):
         synthesize(config)
     assert list(Path(config.path).parent.iterdir()) == []
+
+
+def test_the_truth_is_read_back_for_the_settings_it_was_drawn_with(synthetic_config):
+    with pytest.raises(
+        DataError, match=r"truth\.json cannot be read .*: run `recsys-basis synthesize` again"
+    ):
+        read_truth(synthetic_config)
+    report = synthesize(synthetic_config)
+    assert read_truth(synthetic_config.model_copy(update={"overwrite": True})) == report
+    with pytest.raises(DataError, match="was drawn with another rows, seed: name another path, or remove it"):
+        read_truth(synthetic_config.model_copy(update={"seed": 4, "rows": 6000}))
+    Path(synthetic_config.path + ".truth.json").write_text("{")
+    with pytest.raises(DataError, match="cannot be read"):
+        read_truth(synthetic_config)

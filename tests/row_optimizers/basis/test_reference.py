@@ -50,6 +50,12 @@ def shuffle(x: int, size: int, keys: list[int]) -> int:
             return x
 
 
+def mirrored(number: int, power: int) -> int:
+    """The log2(power) binary digits of ``number``, read backwards."""
+    digits = power.bit_length() - 1
+    return int(f"{number:0{digits}b}"[::-1], 2) if digits else 0
+
+
 class LoopTable:
     """One table: its rows are ids, its buckets (partition, number)."""
 
@@ -74,7 +80,7 @@ class LoopTable:
 
     def buckets(self, i: int) -> list[tuple[int, int]]:
         """One bucket, or two where double hashing found different ones."""
-        p, q = i % self.partitions, i // self.partitions
+        p, q = mirrored(i % self.partitions, self.partitions), i // self.partitions
         if q < self.h:
             return [(p, q)]
         x, shared = q - self.h, self.k - self.h
@@ -91,7 +97,7 @@ class LoopTable:
     def sign(self, i: int) -> int:
         if not self.c.signed or self.private(i):
             return 1
-        p, q = i % self.partitions, i // self.partitions
+        p, q = mirrored(i % self.partitions, self.partitions), i // self.partitions
         return 1 if mix((q - self.h) ^ self.seed("sign", p)) & 1 else -1
 
     def m_hat(self, i: int) -> Any:

@@ -1,0 +1,46 @@
+"""Runs in processes of their own: finished once, never confused, failing loudly."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.tiny import tiny_config
+
+from recsys_basis.comparing.runs import PlannedRun, make_runs
+from recsys_basis.errors import UserError
+from recsys_basis.schema import ConfigError
+
+
+def planned(prepared: Path, folder: Path, rule: str, *overrides: str) -> PlannedRun:
+    config = tiny_config(prepared, folder / rule, f"row_optimizer={rule}", *overrides)
+    return PlannedRun(rule, config, config.row_optimizer.learning_rate)
+
+
+def test_finished_runs_are_not_made_again(prepared: Path, tmp_path: Path) -> None:
+    runs = [planned(prepared, tmp_path, rule) for rule in ("sgd", "basis")]
+    records = make_runs(runs[:1], 3200, 1, "first")
+    before = (tmp_path / "sgd" / "result.json").stat().st_mtime_ns
+    (tmp_path / "basis").mkdir()
+    (tmp_path / "basis" / "metrics.jsonl").write_text("left by an interrupted run\n")
+    records = make_runs(runs, 3200, 2, "second")
+    assert (tmp_path / "sgd" / "result.json").stat().st_mtime_ns == before
+    assert [record.variant for record in records] == ["sgd", "basis"]
+    result = json.loads((tmp_path / "basis" / "result.json").read_text())
+    assert records[1].metrics.auc == result["auc"] and records[1].optimizer_bytes == result["optimizer_bytes"]
+    assert len(records[1].predictions()[0]) == 800
+    assert "interrupted" not in (tmp_path / "basis" / "metrics.jsonl").read_text()
+
+
+def test_another_run_in_the_folder_is_refused_by_key(prepared: Path, tmp_path: Path) -> None:
+    make_runs([planned(prepared, tmp_path, "sgd")], 3200, 1, "first")
+    with pytest.raises(UserError, match="another batch_size"):
+        make_runs([planned(prepared, tmp_path, "sgd", "batch_size=64")], 3200, 1, "second")
+
+
+def test_a_failing_run_raises_its_own_error(prepared: Path, tmp_path: Path) -> None:
+    bad = planned(prepared, tmp_path, "adam", "embedding.kernel=fbgemm")
+    with pytest.raises(ConfigError, match="no 'adam' on cpu"):
+        make_runs([bad], 3200, 1, "first")
+    assert not (tmp_path / "adam" / "result.json").exists()

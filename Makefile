@@ -28,7 +28,7 @@ install: $(INSTALLED)
 	$(BIN)/python -m recsys_basis.doctor
 
 demo: $(INSTALLED)
-	$(BIN)/recsys-basis compare experiment=demo
+	$(BIN)/recsys-basis compare experiment=demo comparison=demo output_dir=runs/demo
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest

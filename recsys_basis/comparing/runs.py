@@ -62,6 +62,7 @@ class PlannedRun:
             "weight_bytes",
             "rows_per_second",
             "peak_memory_bytes",
+            "loss_jitter",
         )
         return RunRecord(
             variant=self.variant,

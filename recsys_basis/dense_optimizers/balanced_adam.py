@@ -55,9 +55,8 @@ class BalancedAdam(Adam):
     """Adam (AdamW with ``decoupled=True``) with early memory selection.
 
     lr, betas, eps, weight_decay, amsgrad, foreach, maximize and capturable are torch.optim.Adam's; lr may
-    be a 0-d tensor. The rest is explained in ``BalancedSettings`` and may be set for a parameter group,
-    too. ``balanced_adam_groups(model)`` makes groups with a scale by module type; without it all scales are
-    1.
+    be a 0-d tensor. The rest is explained in ``BalancedSettings`` and may be set for a parameter group, too.
+    ``balanced_adam_groups(model)`` makes groups with a scale by module type; without it scales are 1.
 
     Phases count the steps of a group (``steps_taken``) on the host: capture a CUDA graph after the last of
     them.
@@ -159,7 +158,11 @@ class BalancedAdam(Adam):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Also takes a state of torch's Adam or AdamW over the same groups; phases go by Adam's ``step``."""
-        super().load_state_dict(state_dict)
+        groups = state_dict["param_groups"]
+        if len(groups) == len(self.param_groups):
+            own = [{**group, "steps_taken": 0} for group in self.param_groups]
+            groups = [{**ours, **theirs} for ours, theirs in zip(own, groups, strict=True)]
+        super().load_state_dict({**state_dict, "param_groups": groups})
         restore_state_dtypes(self, state_dict)
 
     def __setstate__(self, state: dict[str, Any]) -> None:

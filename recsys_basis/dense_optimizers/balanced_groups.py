@@ -65,7 +65,8 @@ def balanced_adam_groups(
             chosen["weight_decay"] = 0.0
         return chosen
 
-    return group_parameters(named_parameters or model.named_parameters(), options)
+    named = model.named_parameters() if named_parameters is None else named_parameters
+    return group_parameters(named, options)
 
 
 def parameter_kinds(

@@ -17,10 +17,10 @@ import pyarrow.csv
 from sklearn.metrics import log_loss, roc_auc_score
 from tqdm import tqdm
 
+from recsys_basis.atomic import written_whole
 from recsys_basis.ingest.errors import DataError
 from recsys_basis.ingest.spec import SyntheticConfig
 from recsys_basis.ingest.teacher import Teacher
-from recsys_basis.report.atomic import written_whole
 from recsys_basis.schema import Section
 
 CHUNK_ROWS = 1 << 16

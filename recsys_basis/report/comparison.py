@@ -49,6 +49,9 @@ class VariantRow:
         "training rows a second without warm-up, mean over seeds; empty where not measured"
     )
     peak_memory_bytes: int = column("largest resident memory of a process, in bytes, largest over seeds")
+    loss_jitter_mean: float | None = column(
+        "standard deviation of the training loss over 10 steps, mean over the first 200 steps and seeds"
+    )
     auc_difference: float | None = column(
         "AUC less the baseline's, mean over the seeds both were trained with; empty for the baseline"
     )
@@ -141,6 +144,7 @@ def _variant_row(
     runs: Sequence[RunRecord], difference: AucDifference | None, paired_seeds: tuple[int, ...]
 ) -> VariantRow:
     aucs = [run.metrics.auc for run in runs]
+    jitters = [run.loss_jitter for run in runs if run.loss_jitter is not None]
     speeds = [run.rows_per_second for run in runs if run.rows_per_second is not None]
     return VariantRow(
         variant=runs[0].variant,
@@ -156,6 +160,7 @@ def _variant_row(
         weight_bytes=_shared(runs, "weight_bytes"),
         rows_per_second=fmean(speeds) if speeds else None,
         peak_memory_bytes=max(run.peak_memory_bytes for run in runs),
+        loss_jitter_mean=fmean(jitters) if jitters else None,
         auc_difference=difference.difference if difference else None,
         ci_low=difference.ci_low if difference else None,
         ci_high=difference.ci_high if difference else None,

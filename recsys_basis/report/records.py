@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from recsys_basis.atomic import written_whole
 from recsys_basis.metrics.click import ClickMetrics
-from recsys_basis.report.atomic import written_whole
 
 PREDICTIONS_FILE = "test_predictions.parquet"
 PREDICTIONS_SCHEMA = pa.schema(
@@ -35,6 +35,8 @@ class RunRecord:
     rows_per_second: float | None
     """None where the run was too short to measure."""
     peak_memory_bytes: int
+    loss_jitter: float | None
+    """Unsteadiness of the first steps (metrics/jitter.py); None where they were not all seen."""
     run_dir: Path
 
     def predictions(self) -> tuple[NDArray[np.int8], NDArray[np.float32]]:

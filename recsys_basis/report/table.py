@@ -21,7 +21,7 @@ MAX_WIDTH = 400
 def print_comparison(
     rows: Sequence[VariantRow], title: str, baseline: str, file: TextIO | None = None
 ) -> None:
-    """Print the table to ``file`` (default: stdout): 140 characters wide, wrapped by a narrow terminal."""
+    """Print the table to ``file`` (default: stdout): 170 characters wide, wrapped by a narrow terminal."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     _fill(table, rows, baseline)
     Console(file=file or sys.stdout, width=MAX_WIDTH).print(table)
@@ -45,9 +45,11 @@ def _fill(table: Table, rows: Sequence[VariantRow], baseline: str) -> None:
         "log loss",
         "NE",
         "calib.",
-        "opt. state",
+        "row state",
+        "tower state",
         "rows/s",
         "memory",
+        "jitter",
         f"AUC - {baseline}",
         "95 % interval",
     ):
@@ -66,8 +68,10 @@ def _cells(row: VariantRow) -> list[str]:
         f"{row.ne_mean:.5f}",
         f"{row.calibration_mean:.3f}",
         decimal(row.optimizer_bytes),
+        decimal(row.dense_optimizer_bytes),
         "-" if row.rows_per_second is None else f"{row.rows_per_second:,.0f}",
         decimal(row.peak_memory_bytes),
+        "-" if row.loss_jitter_mean is None else f"{row.loss_jitter_mean:.4f}",
         "-" if row.auc_difference is None else f"{row.auc_difference:+.5f}",
         "-" if row.ci_low is None else f"{row.ci_low:+.5f} to {row.ci_high:+.5f}",
     ]

@@ -9,7 +9,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from recsys_basis.report.atomic import written_whole
+from recsys_basis.atomic import written_whole
 from recsys_basis.report.comparison import VariantRow
 from recsys_basis.report.plot import plot_comparison
 from recsys_basis.report.table import comparison_markdown

@@ -27,6 +27,7 @@ from recsys_basis.ingest.manifest import Manifest
 from recsys_basis.models import create_model
 from recsys_basis.schema import ConfigError
 from recsys_basis.tables import Table, count_partitions
+from recsys_basis.training.averaging import TowerAverage
 from recsys_basis.training.runtime import Runtime
 from recsys_basis.training.schedule import learning_rate_factor
 from recsys_basis.training.spec import TrainConfig
@@ -41,6 +42,7 @@ class Trainable:
     row_optimizer: KeyedOptimizer
     """TorchRec's view of all kernels' optimizers; backward does their work."""
     dense_optimizer: torch.optim.Optimizer
+    tower_average: TowerAverage | None
     config: TrainConfig
 
     def __post_init__(self) -> None:
@@ -60,6 +62,8 @@ class Trainable:
         """After backward: the towers step, and rows that clipping held back are updated."""
         for optimizer in self._optimizers:
             optimizer.step()
+        if self.tower_average is not None:
+            self.tower_average.update()
 
     def dense_parameters(self) -> list[nn.Parameter]:
         return [parameter for _, parameter in dense_parameters(self.model)]
@@ -91,8 +95,11 @@ def build(config: TrainConfig, manifest: Manifest, runtime: Runtime) -> Trainabl
         sharders=[sharder],
     )
     initialize_weights(sharded, tables, config.embedding.initial_scale, config.seed)
-    dense_optimizer = create_dense_optimizer(config.dense_optimizer, sharded, dense_parameters(sharded))
-    return Trainable(sharded, tables, sharded.fused_optimizer, dense_optimizer, config)
+    towers = dense_parameters(sharded)
+    dense_optimizer = create_dense_optimizer(config.dense_optimizer, sharded, towers)
+    decay = config.tower_average_decay
+    average = None if decay is None else TowerAverage(towers, decay)
+    return Trainable(sharded, tables, sharded.fused_optimizer, dense_optimizer, average, config)
 
 
 def _bags_of(optimizer: KeyedOptimizer) -> Iterator[RowOptimizedEmbeddingBags]:

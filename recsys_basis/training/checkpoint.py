@@ -5,6 +5,7 @@ A checkpoint is a flat dict of tensors keyed by names, never by ranks:
     model/<parameter>                      tables as ShardedTensors in row order (``tables.py``)
     row_optimizer/<table>.<state>          as each row optimizer declares it
     dense_optimizer/<parameter>/<state>
+    tower_average/<parameter>              where the run keeps one
 
 and ``progress.json`` beside it: step, position in the data, the layout of the tables, checksums.
 It is written to ``step-N.partial`` and renamed, so a crash while saving leaves the previous whole.
@@ -158,6 +159,8 @@ def _state(trainable: Trainable) -> dict[str, Any]:
     names = _dense_names(trainable)
     for index, entries in trainable.dense_optimizer.state_dict()["state"].items():
         state |= {f"dense_optimizer/{names[index]}/{key}": value for key, value in entries.items()}
+    if trainable.tower_average is not None:
+        state |= {f"tower_average/{name}": value for name, value in trainable.tower_average.state.items()}
     return state
 
 
@@ -205,6 +208,7 @@ def _layout(trainable: Trainable) -> dict[str, Any]:
         "row_optimizer": rule,
         "kernel": trainable.config.embedding.kernel,
         "dense_optimizer": trainable.config.dense_optimizer.name,
+        "tower_average_decay": trainable.config.tower_average_decay,
     }
 
 

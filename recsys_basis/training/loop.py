@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from tqdm import tqdm
 
@@ -17,6 +19,7 @@ from recsys_basis.batches.parquet import RowGroup, list_row_groups
 from recsys_basis.batches.stream import BatchStream, Shuffle
 from recsys_basis.embeddings.bags import NonFiniteError
 from recsys_basis.ingest.manifest import Manifest
+from recsys_basis.metrics.jitter import JITTER_STEPS, loss_jitter
 from recsys_basis.metrics.resources import RowMeter
 from recsys_basis.schema import ConfigError
 from recsys_basis.training.build import Trainable, build
@@ -25,7 +28,7 @@ from recsys_basis.training.clipping import clip_gradients
 from recsys_basis.training.costs import measure_costs
 from recsys_basis.training.evaluation import Evaluation, evaluate
 from recsys_basis.training.quiet import silence_known_warnings
-from recsys_basis.training.run_folder import RunFolder
+from recsys_basis.training.run_folder import RunFolder, refuse_used_folder
 from recsys_basis.training.runtime import Runtime, start_runtime
 from recsys_basis.training.spec import TrainConfig
 
@@ -39,6 +42,7 @@ def run_training(
     """
     silence_known_warnings()
     with start_runtime(config.runtime) as runtime:
+        refuse_used_folder(config, runtime)
         manifest = Manifest.load(Path(config.dataset.prepared_dir))
         train_groups, evaluation_groups = open_row_groups(config, manifest)
         trainable = build(config, manifest, runtime)
@@ -81,6 +85,8 @@ class Run:
 
     def __post_init__(self) -> None:
         self.progress = Progress(step=0, epoch=0, batch=0)
+        self.early_losses: list[float] = []
+        """This rank's shares of the losses of the first steps; short where the run was resumed."""
         self.num_steps = self._stream(0).num_batches * self.config.epochs
         self.speed = RowMeter(WARMUP_STEPS)
 
@@ -134,6 +140,7 @@ class Run:
         save_checkpoint(self.folder.checkpoints, self.trainable, self.progress)
         evaluation = self.evaluate()
         costs = measure_costs(self.trainable, self.speed)
+        jitter = self._jitter()
         if evaluation is None:
             return None
         self.folder.write_predictions(evaluation.label, evaluation.logit)
@@ -144,6 +151,7 @@ class Run:
             "train_rows": self._stream(0).num_rows,
             "seed": self.config.seed,
             "learning_rate": self.config.row_optimizer.learning_rate,
+            "loss_jitter": jitter,
             **dataclasses.asdict(costs),
         }
         self.folder.finish(result)
@@ -157,7 +165,8 @@ class Run:
             self.runtime.rank,
             self.runtime.world_size,
         )
-        with self._bar("evaluate", stream.num_rows) as bar:
+        average = self.trainable.tower_average
+        with self._bar("evaluate", stream.num_rows) as bar, average.in_place() if average else nullcontext():
             evaluation = evaluate(self.trainable.model, stream, self.runtime, bar.update)
         if evaluation is not None:
             self.folder.log("evaluation", self.progress.step, **dataclasses.asdict(evaluation.metrics))
@@ -172,9 +181,12 @@ class Run:
         if self.on_rows is not None:
             self.on_rows(batch.global_rows)
         step = self.progress.step
+        if step <= JITTER_STEPS:
+            self.early_losses.append(loss)
         if step % self.config.log_every_steps == 0:
-            bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
-            self.folder.log("train", step, loss=loss, rows_per_second=self.speed.rows_per_second)
+            (total,) = self._over_ranks([loss])
+            bar.set_postfix(loss=f"{total:.4f}", refresh=False)
+            self.folder.log("train", step, loss=total, rows_per_second=self.speed.rows_per_second)
         if self._due(self.config.evaluate_every_steps):
             with self.speed.paused():
                 self.evaluate()
@@ -185,6 +197,17 @@ class Run:
     def _due(self, interval: int | None) -> bool:
         step = self.progress.step
         return interval is not None and step % interval == 0 and step < self.num_steps
+
+    def _over_ranks(self, shares: list[float]) -> list[float]:
+        """Losses of global batches from every rank's shares of them."""
+        totals = torch.tensor(shares, dtype=torch.float64)
+        dist.all_reduce(totals)
+        return [float(total) for total in totals]
+
+    def _jitter(self) -> float | None:
+        """Loss jitter of the run's first steps; None where this process did not see all of them."""
+        seen_all = len(self.early_losses) == min(JITTER_STEPS, self.progress.step)
+        return loss_jitter(self._over_ranks(self.early_losses)) if seen_all else None
 
     def _stream(self, epoch: int, start_batch: int = 0) -> BatchStream:
         config = self.config

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from omegaconf import OmegaConf
 from torch.utils.tensorboard import SummaryWriter
 
-from recsys_basis.report.atomic import written_whole
+from recsys_basis.atomic import written_whole
 from recsys_basis.report.records import write_predictions
 from recsys_basis.schema import ConfigError
 from recsys_basis.training.runtime import Runtime
@@ -39,14 +40,10 @@ class RunFolder:
     """The folder of one run; only the main rank writes to it."""
 
     def __init__(self, config: TrainConfig, runtime: Runtime) -> None:
-        """Open ``config.output_dir``. Raises ConfigError if it holds a run that must not be touched."""
+        """Open ``config.output_dir``, which ``refuse_used_folder`` has let pass."""
         self.path = Path(config.output_dir)
         self.checkpoints = self.path / "checkpoints"
         self._writes = runtime.is_main
-        if config.resume == "never" and self.path.exists() and any(self.path.iterdir()):
-            raise ConfigError(
-                f"output_dir = {self.path} is not empty: choose another, or resume=auto to continue that run"
-            )
         if not self._writes:
             return
         self.checkpoints.mkdir(parents=True, exist_ok=True)
@@ -75,6 +72,22 @@ class RunFolder:
             self._metrics.close()
             self._board.close()
             write_json(self.path / "result.json", result)
+
+
+def refuse_used_folder(config: TrainConfig, runtime: Runtime) -> None:
+    """Raise ConfigError on all ranks if ``config.output_dir`` holds a run that must not be touched.
+
+    The main rank looks, before any rank writes: looking on its own, a late rank would find what the
+    main rank has begun to write.
+    """
+    path = Path(config.output_dir)
+    is_used = runtime.is_main and path.exists() and any(path.iterdir())
+    verdict = torch.tensor([int(is_used)])
+    dist.all_reduce(verdict)
+    if verdict.item() and config.resume == "never":
+        raise ConfigError(
+            f"output_dir = {path} is not empty: choose another, or resume=auto to continue that run"
+        )
 
 
 def write_json(path: Path, value: Any) -> None:

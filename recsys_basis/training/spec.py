@@ -37,6 +37,8 @@ class TrainConfig(Section):
     """Row groups shuffled together in memory; 0 keeps the order of time."""
     max_gradient_norm: Annotated[float, Field(gt=0.0)] | None
     """Norm over towers and embedding rows together, above which all are scaled down; null: off."""
+    tower_average_decay: Annotated[float, Field(gt=0.0, lt=1.0)] | None
+    """Decay a step of the moving average of the towers' weights that evaluation uses; null: none."""
     holdout_fraction: Annotated[float, Field(ge=0.0, lt=1.0)]
     """0: train on all training rows, evaluate on test. Else evaluate on this last part of the training
     rows and train on the rest, so that a search never sees the test rows."""

@@ -38,6 +38,7 @@ class Trainer:
                 weight_bytes=1,
                 rows_per_second=None,
                 peak_memory_bytes=1,
+                loss_jitter=None,
                 run_dir=Path("nowhere"),
             )
             for seed in (0, 1)

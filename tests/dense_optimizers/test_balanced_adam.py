@@ -262,13 +262,31 @@ def test_cluster_scales_reach_over_groups_of_a_kind() -> None:
 
 def test_a_single_entry_is_no_quiet_cluster() -> None:
     """One number has no deviation; as 0 it would be read as very quiet and step twice as far."""
-    parameters = [nn.Parameter(torch.zeros(shape, dtype=torch.float64)) for shape in ((1,), (), (2,), (2,))]
+    parameters = [nn.Parameter(torch.zeros(shape, dtype=torch.float64)) for shape in ((1,), (), (2,))]
     options: dict[str, Any] = {"groups": "cluster", "masking": False, "eps": 0.0}
     balanced = BalancedAdam(parameters, lr=1.0, **options)
     for parameter in parameters:
-        parameter.grad = torch.ones_like(parameter)
+        parameter.grad = torch.arange(1.0, 1.0 + parameter.numel(), dtype=torch.float64).view(parameter.shape)
     balanced.step()
     assert parameters[0].item() == parameters[1].item() == pytest.approx(-1.0, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"amsgrad": True}, {"maximize": True}, {"weight_decay": 0.1}, {"weight_decay": 0.1, "decoupled": True}],
+    ids=str,
+)
+def test_a_scale_of_one_is_adam_up_to_rounding(options: dict[str, Any]) -> None:
+    """Adam's options in the early phase, too. Gradients fall, so that amsgrad's largest V matters."""
+    ours, theirs = (nn.Parameter(torch.ones(SHAPE, dtype=torch.float64)) for _ in range(2))
+    balanced = BalancedAdam([ours], lr=LR, masking=False, dimension_scaling=False, **options)
+    torchs = {key: value for key, value in options.items() if key != "decoupled"}
+    adam = torch.optim.Adam([theirs], lr=LR, decoupled_weight_decay=options.get("decoupled", False), **torchs)
+    for step, gradient in enumerate(gradients_of(40)):
+        for parameter, optimizer in ((ours, balanced), (theirs, adam)):
+            parameter.grad = torch.as_tensor(gradient) * 0.7**step
+            optimizer.step()
+    torch.testing.assert_close(ours.detach(), theirs.detach(), rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("statistics", ["refresh", "freeze"])
@@ -344,6 +362,27 @@ def test_state_of_torchs_adam_is_taken_and_has_its_early_phase_behind_it() -> No
             parameter.grad = gradient.clone()
             optimizer.step()
     assert torch.equal(ours, theirs)
+
+
+def test_state_of_torchs_adam_leaves_groups_and_settings_as_they_are() -> None:
+    """Taken at step 10, the rest of the early phase follows, scaled as the new optimizer's groups say."""
+    theirs, ours = (nn.Parameter(torch.zeros(3)) for _ in range(2))
+    adam = torch.optim.Adam([theirs], lr=LR)
+    balanced = BalancedAdam([{"params": [ours], "kind": "bias", "group_scale": 0.25}], masking=False)
+    for _ in range(60):
+        ours.grad = torch.ones(3)
+        balanced.step()
+    for step in range(60):
+        if step == 10:
+            balanced.load_state_dict(copy.deepcopy(adam.state_dict()))
+        before = ours.detach().clone()
+        for parameter, optimizer in ((theirs, adam), (ours, balanced))[: 1 if step < 10 else 2]:
+            parameter.grad = torch.ones(3)
+            optimizer.step()
+        if step >= 10:
+            expected = torch.full((3,), LR * (2.0 if step < 50 else 1.0))
+            torch.testing.assert_close(before - ours.detach(), expected, rtol=1e-4, atol=1e-6)
+    assert balanced.param_groups[0]["kind"] == "bias"
 
 
 def test_phase_goes_by_adams_step_where_a_checkpoint_holds_tensors_only() -> None:

@@ -121,6 +121,10 @@ def test_beta2_of_a_single_layer_is_the_first() -> None:
     assert layer_beta2(model)[model.weight] == pytest.approx(0.99)
 
 
+def test_no_parameters_are_not_all_parameters() -> None:
+    assert balanced_adam_groups(nn.Linear(2, 2), named_parameters=[]) == []
+
+
 def test_refusals() -> None:
     model = nn.Linear(2, 2)
     with pytest.raises(ValueError, match="must name each of"):

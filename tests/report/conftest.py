@@ -36,6 +36,7 @@ def finished_run(tmp_path: Path) -> Callable[..., RunRecord]:
             "weight_bytes": 4_850_000,
             "rows_per_second": 30_000.0 + 1000 * seed,
             "peak_memory_bytes": 900_000_000 + seed,
+            "loss_jitter": 0.03 + 0.01 * seed,
             "run_dir": run_dir,
         }
         return RunRecord(**(fields | changes))  # type: ignore[arg-type]

@@ -45,6 +45,7 @@ def test_means_and_costs(finished_run: MakeRun) -> None:
     assert (basis.dense_optimizer_bytes, basis.weight_bytes) == (12_000, 4_850_000)
     assert basis.rows_per_second == pytest.approx(31_000.0)
     assert basis.peak_memory_bytes == 900_000_002
+    assert basis.loss_jitter_mean == pytest.approx(0.04)
     assert (basis.learning_rate, basis.num_test_rows) == (0.006, 400)
 
 

@@ -53,6 +53,8 @@ def test_a_run_leaves_a_folder_that_explains_itself(prepared: Path, tmp_path: Pa
     assert any((tmp_path / "run" / "tensorboard").glob("events.*"))
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert environment["versions"]["torch"] and environment["threads_per_rank"] == 1
+    losses = [line["loss"] for line in lines if line["kind"] == "train"]
+    assert 0.3 < min(losses) < max(losses) < 1.2 and result["loss_jitter"] > 0
     assert result["optimizer_bytes"] > 0 and result["peak_memory_bytes"] > 1e8
     assert result["weight_bytes"] >= sum(manifest.cardinalities.values()) * 8 * 4
 
@@ -112,6 +114,14 @@ def test_two_ranks_reach_what_one_reaches(prepared: Path, tmp_path: Path) -> Non
         # Each rank that holds a shard of a table keeps its step count (8 bytes).
         assert 0 <= together["optimizer_bytes"] - alone["optimizer_bytes"] <= 26 * 8
         assert together["num_rows"] == 800
+        assert together["loss_jitter"] == pytest.approx(alone["loss_jitter"], rel=1e-3)
+        logged = [
+            [json.loads(line).get("loss") for line in (tmp_path / f"{rule}-{ranks}" / "metrics.jsonl").open()]
+            for ranks in (1, 2)
+        ]
+        assert logged[0][:5] == pytest.approx(
+            logged[1][:5], rel=1e-3
+        )  # of the global batch, not a rank's share
         np.testing.assert_allclose(
             logits_of(tmp_path / f"{rule}-2"), logits_of(tmp_path / f"{rule}-1"), rtol=1e-3, atol=1e-4
         )
@@ -187,3 +197,18 @@ def test_one_class_evaluation_says_so(prepared: Path, tmp_path: Path) -> None:
         fraction = 1 / len(labels)  # the last row alone
     with pytest.raises(OneClassError, match="label"):
         run_training(tiny_config(prepared, tmp_path / "run", f"holdout_fraction={fraction}"))
+
+
+def refusal(config: TrainConfig) -> str:
+    try:
+        run_training(config)
+    except ConfigError as error:
+        return str(error)
+    return "accepted"
+
+
+def test_a_used_folder_is_refused_on_every_rank(prepared: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("someone's")
+    answers = run_ranks(2, refusal, tiny_config(prepared, tmp_path))
+    assert all("not empty" in answer for answer in answers)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]

@@ -245,6 +245,15 @@ def test_private_rows_with_momentum_and_no_scalar_are_adam_with_a_clock_each(bat
     )
 
 
+def test_energy_far_below_its_buckets_stays_finite() -> None:
+    """Gradients 1e-20 and 1 in one bucket: each row's step is its own gradient's sign, though V/e is 5e39."""
+    config = row_optimizer_defaults("basis", scalar="energy", rows_per_bucket=2.0)
+    optimizer = create_row_optimizer(config, [TableShard.whole(Table("site", 2, 1, 1))])
+    weights = torch.zeros(2, 1)
+    optimizer.update(weights, torch.tensor([0, 1]), torch.tensor([[1e-20], [-1.0]]), ETA)
+    torch.testing.assert_close(weights, torch.tensor([[-ETA], [ETA]]), rtol=1e-4, atol=0)
+
+
 def run_beside_the_loop(options: dict[str, Any], dim: int, num_steps: int, batches: Any) -> Any:
     """Step both, then compare weights and all state; returns ours."""
     config = row_optimizer_defaults("basis", **options)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from recsys_basis.report.atomic import written_whole
+from recsys_basis.atomic import written_whole
 
 
 def test_appears_at_the_end_of_the_block(tmp_path: Path) -> None:

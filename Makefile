@@ -14,6 +14,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-cache-dir
 export MPLCONFIGDIR := $(CURDIR)/$(VENV)/matplotlib
+export TORCHINDUCTOR_CACHE_DIR := $(CURDIR)/$(VENV)/inductor
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test lint

@@ -62,6 +62,9 @@ def run_job(job: str, work: Callable[[list[str]], object], arguments: Sequence[s
     except UserError as error:
         print(f"recsys-basis {job}: {error}", file=sys.stderr)
         return 1
+    except OSError as error:  # no permission, no room, a file where a folder should be: errno says it
+        print(f"recsys-basis {job}: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(f"recsys-basis {job}: interrupted", file=sys.stderr)
         return 130

@@ -11,8 +11,10 @@ not run again, so an interrupted comparison continues where it was. Writes compa
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from recsys_basis.cli import run_job
@@ -26,7 +28,7 @@ from recsys_basis.prepare import ensure_prepared
 from recsys_basis.report.comparison import compare_runs
 from recsys_basis.report.table import print_comparison
 from recsys_basis.report.writers import write_comparison
-from recsys_basis.schema import parse_section
+from recsys_basis.schema import ConfigError, parse_section
 from recsys_basis.training.run_folder import write_json
 from recsys_basis.training.spec import TrainConfig
 
@@ -38,22 +40,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def compare(overrides: list[str]) -> None:
     """Prepare, search, train, judge, print."""
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise ConfigError("compare runs alone, not under torchrun: it starts its runs itself")
     values = compose_job("compare", overrides)
     comparison = parse_section(ComparisonConfig, values.pop("comparison"), where="comparison")
     plan = RunPlanner(comparison, overrides, Path(values["output_dir"]))
-    dataset = plan.config(comparison.variants[0], 1.0, 0, "check").dataset
+    with only_user_of(plan.folder):
+        run_comparison(comparison, plan)
+
+
+def run_comparison(comparison: ComparisonConfig, plan: RunPlanner) -> None:
+    """The work of the job, for its only process on this folder."""
+    first = plan.config(comparison.variants[0], 1.0, 0, "check")
     for variant in comparison.variants:  # a mistake in the last variant shows before the first trains
-        plan.config(variant, variant.learning_rates[0], 0, "check")
+        config = plan.config(variant, variant.learning_rates[0], 0, "check")
+        if config.dataset != first.dataset:
+            raise ConfigError(f"variant {variant.name} overrides the dataset: all variants share one")
     truth = ensure_synthesized(comparison.synthetic) if comparison.synthetic else None
-    train_rows = ensure_prepared(dataset).splits["train"].num_rows
+    manifest = ensure_prepared(first.dataset)
+    plan.data_digest = manifest.digest()
+    train_rows = manifest.splits["train"].num_rows
+    final_rows = train_rows * first.epochs
+    search_rows = round(final_rows * (1.0 - comparison.search_holdout_fraction))
 
     searched = search_rates(
         comparison.variants,
         comparison.search_extensions,
-        lambda rates: make_runs(plan.search(rates), train_rows, comparison.parallel_runs, "search"),
+        lambda rates: make_runs(plan.search(rates), search_rows, comparison.parallel_runs, "search"),
     )
     rate_of = {rate.variant: rate.learning_rate for rate in searched if rate.chosen}
-    records = make_runs(plan.final(rate_of), train_rows, comparison.parallel_runs, "comparison")
+    final = plan.final(rate_of)
+    outcomes = make_runs(final, final_rows, comparison.parallel_runs, "comparison")
+    records = [record for record in outcomes if record is not None]
+    for run, record in zip(final, outcomes, strict=True):
+        if record is None:
+            print(f"note: {run.folder} diverged and is not in the table")
 
     rows = compare_runs(records, comparison.baseline)
     title = f"{plan.folder.name}: {train_rows:,} training rows, {len(comparison.seeds)} seeds"
@@ -70,6 +91,18 @@ def compare(overrides: list[str]) -> None:
     print(f"comparison folder: {plan.folder}")
 
 
+@contextmanager
+def only_user_of(folder: Path) -> Iterator[None]:
+    """Hold ``folder`` for this process. Raises ConfigError if another comparison holds it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"output_dir = {folder}: another comparison is running there") from None
+        yield
+
+
 def ensure_synthesized(config: SyntheticConfig) -> SyntheticReport:
     """The truth about the clicks at ``config.path``, which are written first where they are missing."""
     return read_truth(config) if Path(config.path).exists() else synthesize(config)
@@ -81,6 +114,18 @@ class RunPlanner:
     def __init__(self, comparison: ComparisonConfig, overrides: Sequence[str], folder: Path) -> None:
         self.comparison = comparison
         self.folder = folder
+        self.data_digest = ""
+        owned = ("seed", "holdout_fraction", "runtime.threads_per_rank", comparison.learning_rate_key)
+        for override in [
+            *overrides,
+            *(each for variant in comparison.variants for each in variant.overrides),
+        ]:
+            key = override.lstrip("+~").split("=")[0]
+            if key in owned:
+                raise ConfigError(
+                    f"{override}: the comparison sets {key} of each run; see the section comparison "
+                    "(seeds, learning_rates, search_holdout_fraction, parallel_runs)"
+                )
         self._overrides = [
             override for override in overrides if not override.lstrip("+~").startswith("comparison")
         ]
@@ -88,7 +133,7 @@ class RunPlanner:
     def search(self, rates: Sequence[tuple[Variant, float]]) -> list[PlannedRun]:
         """One run for each variant and learning rate, and each search seed."""
         return [
-            PlannedRun(variant.name, self.config(variant, rate, seed, "search"), rate)
+            PlannedRun(variant.name, self.config(variant, rate, seed, "search"), rate, self.data_digest)
             for seed in self.comparison.search_seeds
             for variant, rate in rates
         ]
@@ -96,7 +141,7 @@ class RunPlanner:
     def final(self, rate_of: dict[str, float]) -> list[PlannedRun]:
         """One run for each variant and seed, at the searched rate or else its only one."""
         return [
-            PlannedRun(variant.name, self.config(variant, rate, seed, "final"), rate)
+            PlannedRun(variant.name, self.config(variant, rate, seed, "final"), rate, self.data_digest)
             for seed in self.comparison.seeds
             for variant in self.comparison.variants
             for rate in [rate_of.get(variant.name, variant.learning_rates[0])]

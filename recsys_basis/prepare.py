@@ -116,10 +116,7 @@ def ensure_prepared(config: DatasetConfig) -> Manifest:
     if config.overwrite or not Path(config.prepared_dir).exists():
         return prepare(config)
     manifest = Manifest.load(config.prepared_dir)
-    for key in COMPARED_KEYS:
-        prepared, wanted = getattr(manifest.config, key), getattr(config, key)
-        if prepared != wanted:
-            raise _stale(config, f"{key} was {prepared}, the config says {wanted}")
+    refuse_other_settings(manifest, config)
     if not _has_vocabulary_of(manifest, config.vocabulary_from):
         raise _stale(config, f"its vocabulary is not that of vocabulary_from={config.vocabulary_from}")
     num_sources = len(manifest.sources)
@@ -129,6 +126,14 @@ def ensure_prepared(config: DatasetConfig) -> Manifest:
         if not _is_same_file(source, Path(raw_path)):
             raise _stale(config, f"raw_paths: {raw_path} is not the {source.path} that it was made from")
     return manifest
+
+
+def refuse_other_settings(manifest: Manifest, config: DatasetConfig) -> None:
+    """Raise DataError naming the key in which the data of ``manifest`` differs from ``config``."""
+    for key in COMPARED_KEYS:
+        prepared, wanted = getattr(manifest.config, key), getattr(config, key)
+        if prepared != wanted:
+            raise _stale(config, f"{key} was {prepared}, the config says {wanted}")
 
 
 def report(manifest: Manifest) -> None:

@@ -74,15 +74,11 @@ class RowGroup:
         return Columns(dense, sparse, table.column(LABEL_COLUMN).to_numpy().astype(np.float32))
 
 
-def list_row_groups(folder: Path, start: int = 0, stop: int | None = None) -> list[RowGroup]:
-    """Row groups of all Parquet files in ``folder`` by name, cut to its rows [start, stop).
+def list_row_groups(paths: Sequence[Path], start: int = 0, stop: int | None = None) -> list[RowGroup]:
+    """Row groups of the files ``paths``, in order, cut to the rows [start, stop) of them all.
 
-    Reads footers only. Raises ParquetError where there is no file, or one has no whole footer or
-    lacks a column.
+    Reads footers only. Raises ParquetError where a file has no whole footer or lacks a column.
     """
-    paths = sorted(folder.glob("*.parquet"))
-    if not paths:
-        raise ParquetError(f"{folder}: no Parquet files; run `recsys-basis prepare` first")
     groups, position = [], 0
     for path in paths:
         for index, num_rows in enumerate(_rows_of_groups(path)):

@@ -21,14 +21,15 @@ class SearchedRate:
     variant: str
     learning_rate: float
     auc_mean: float
-    log_loss_mean: float
+    """0 where training diverged."""
+    log_loss_mean: float | None
     chosen: bool
     at_edge: bool
     """Chosen, though the extensions ran out while a further rate might have been better."""
 
 
-TrainRates = Callable[[Sequence[tuple[Variant, float]]], Sequence[RunRecord]]
-"""Trains each (variant, learning rate) with every search seed."""
+TrainRates = Callable[[Sequence[tuple[Variant, float]]], Sequence[RunRecord | None]]
+"""Trains each (variant, learning rate) with every search seed; None for a run that diverged."""
 
 
 def search_rates(variants: Sequence[Variant], extensions: int, train: TrainRates) -> list[SearchedRate]:
@@ -41,7 +42,7 @@ def search_rates(variants: Sequence[Variant], extensions: int, train: TrainRates
             break
         records = train(wanted)
         for variant, rate in wanted:
-            searched[variant.name].append(_summary(variant, rate, records))
+            searched[variant.name].append(_summary(variant, rate, records, len(records) // len(wanted)))
         beyond = [(variant, next_rate(searched[variant.name])) for variant in several]
         wanted = [(variant, rate) for variant, rate in beyond if rate is not None]
     return [rate for variant in several for rate in _with_choice(searched[variant.name])]
@@ -64,13 +65,16 @@ def as_objects(searched: Sequence[SearchedRate]) -> list[dict[str, object]]:
     return [asdict(rate) for rate in searched]
 
 
-def _summary(variant: Variant, rate: float, records: Sequence[RunRecord]) -> SearchedRate:
-    metrics = [run.metrics for run in records if (run.variant, run.learning_rate) == (variant.name, rate)]
+def _summary(
+    variant: Variant, rate: float, records: Sequence[RunRecord | None], num_seeds: int
+) -> SearchedRate:
+    own = [run for run in records if run and (run.variant, run.learning_rate) == (variant.name, rate)]
+    whole = len(own) == num_seeds
     return SearchedRate(
         variant=variant.name,
         learning_rate=rate,
-        auc_mean=fmean(each.auc for each in metrics),
-        log_loss_mean=fmean(each.log_loss for each in metrics),
+        auc_mean=fmean(run.metrics.auc for run in own) if whole else 0.0,
+        log_loss_mean=fmean(run.metrics.log_loss for run in own) if whole else None,
         chosen=False,
         at_edge=False,
     )

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from recsys_basis.ingest.spec import SyntheticConfig
 from recsys_basis.schema import Section
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")]
 
 
 class Variant(Section):
@@ -20,6 +20,13 @@ class Variant(Section):
     """Hydra overrides of configs/train.yaml, such as row_optimizer=adam."""
     learning_rates: Annotated[tuple[Annotated[float, Field(gt=0.0)], ...], Field(strict=False, min_length=1)]
     """Tried on the holdout part of the training rows; a single one is taken as it is."""
+
+    @field_validator("learning_rates")
+    @classmethod
+    def _distinct(cls, rates: tuple[float, ...]) -> tuple[float, ...]:
+        if len({f"{rate:g}" for rate in rates}) != len(rates):
+            raise ValueError(f"{list(rates)} names a rate twice (to six digits)")
+        return rates
 
 
 class ComparisonConfig(Section):

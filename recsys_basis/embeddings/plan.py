@@ -11,6 +11,7 @@ from torchrec.distributed.planner.storage_reservations import FixedPercentageSto
 from torchrec.distributed.types import ShardingPlan, ShardingType
 
 from recsys_basis.embeddings.sharder import RowOptimizerSharder
+from recsys_basis.schema import ConfigError
 from recsys_basis.tables import Table
 
 
@@ -24,9 +25,15 @@ def plan_sharding(
     """The plan of all ranks, agreed on by rank 0; ``batch_size`` is a rank's (B).
 
     A table is sharded row-wise only over ranks that divide its partitions (``tables.py``); under
-    ``row_wise`` the tables too small for that are placed table-wise.
+    ``row_wise`` the tables too small for that are placed table-wise. Raises ConfigError if all are.
     """
     world_size = dist.get_world_size()
+    if sharding == "row_wise" and not any(table.num_partitions % world_size == 0 for table in sharder.tables):
+        most = max(table.num_partitions for table in sharder.tables)
+        raise ConfigError(
+            f"embedding.sharding = row_wise: no table's partitions (at most {most}) divide among "
+            f"{world_size} ranks; take a power of two of ranks, or lower embedding.min_rows_per_partition"
+        )
     constraints = {
         table.name: ParameterConstraints(sharding_types=_allowed(table, sharding, world_size))
         for table in sharder.tables

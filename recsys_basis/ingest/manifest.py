@@ -158,6 +158,11 @@ class Manifest(Section):
         rows = [file for split in self.splits.values() for file in split.files]
         return rows + list(self.vocabulary_files.values())
 
+    def digest(self) -> str:
+        """Hex digest that tells these rows from any others: of the checksums of all their files."""
+        sums = [file.sha256 for split in self.splits.values() for file in split.files]
+        return hashlib.sha256(" ".join(sums).encode()).hexdigest()
+
     def verify(self, folder: Path | str) -> None:
         """Read every file again. Raises DataError naming the first that is missing or altered."""
         for file in self.files():

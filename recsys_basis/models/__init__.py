@@ -53,4 +53,19 @@ def create_model(
         torch.manual_seed(seed)
         if config.name == "dlrm":
             return DLRM(embeddings, num_dense, *widths)
-        return DLRM_DCN(embeddings, num_dense, *widths, config.cross_layers, config.cross_rank)
+        model = DLRM_DCN(embeddings, num_dense, *widths, config.cross_layers, config.cross_rank)
+        model.inter_arch = CrossInteraction(model.inter_arch.crossnet)
+        return model
+
+
+class CrossInteraction(nn.Module):
+    """TorchRec's InteractionDCNArch, for a rank with no rows as well (its reshape fails on B = 0)."""
+
+    def __init__(self, crossnet: nn.Module) -> None:
+        super().__init__()
+        self.crossnet = crossnet
+
+    def forward(self, dense_features: torch.Tensor, sparse_features: torch.Tensor) -> torch.Tensor:
+        """[B, (F + 1) * D] crossed, from dense [B, D] and pooled vectors [B, F, D]."""
+        vectors = torch.cat([dense_features.unsqueeze(1), sparse_features], dim=1)
+        return self.crossnet(vectors.flatten(1))

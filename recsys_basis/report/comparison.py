@@ -34,7 +34,7 @@ class VariantRow:
 
     variant: str = column("name of the variant")
     seeds: tuple[int, ...] = column("seeds it was trained with")
-    learning_rate: float = column("peak learning rate of the embedding rows' optimizer")
+    learning_rate: float = column("learning rate that was searched (comparison.learning_rate_key)")
     auc_mean: float = column("area under the ROC curve on the test rows, mean over seeds")
     auc_std: float | None = column("sample standard deviation of that AUC over seeds; empty with one seed")
     log_loss_mean: float = column("log loss on the test rows in nats a row, mean over seeds")

@@ -24,9 +24,11 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
+from recsys_basis.embeddings.bags import NonFiniteError
 from recsys_basis.errors import UserError
 from recsys_basis.schema import Section, parse_section
 from recsys_basis.training.build import Trainable
@@ -47,24 +49,32 @@ class Progress(Section):
     batch: int
 
 
-def save_checkpoint(folder: Path, trainable: Trainable, progress: Progress) -> Path:
-    """Save to ``folder/step-N`` (all ranks call it), then drop all but the newest two."""
+def save_checkpoint(folder: Path, trainable: Trainable, progress: Progress, identity: dict[str, Any]) -> Path:
+    """Save to ``folder/step-N`` (all ranks call it), then drop all but the newest two.
+
+    identity: plain values that a run must share to continue from this position.
+    Raises NonFiniteError naming the tensor, with nothing saved, if one holds NaN or infinity.
+    """
     final = folder / f"step-{progress.step:09d}"
+    if final in list_checkpoints(folder):  # a resumed run passes the step it came from
+        return final
+    state = _state(trainable)
+    _refuse_unsound(state)
     partial = final.with_suffix(".partial")
     main = dist.get_rank() == 0
     if main:
-        shutil.rmtree(partial, ignore_errors=True)
+        for broken_off in folder.glob("*.partial"):
+            shutil.rmtree(broken_off)
         partial.mkdir(parents=True)
     dist.barrier()
-    dcp.save(_state(trainable), storage_writer=dcp.FileSystemWriter(partial))
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(partial))
     if main:
         record = {
             "progress": progress.model_dump(),
-            "layout": _layout(trainable),
+            "layout": _layout(trainable) | identity,
             "sha256": {path.name: _sha256(path) for path in sorted(partial.iterdir())},
         }
         (partial / PROGRESS_FILE).write_text(json.dumps(record, indent=2) + "\n")
-        shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
         for old in list_checkpoints(folder)[:-KEPT_CHECKPOINTS]:
             shutil.rmtree(old)
@@ -72,18 +82,37 @@ def save_checkpoint(folder: Path, trainable: Trainable, progress: Progress) -> P
     return final
 
 
+def _refuse_unsound(state: dict[str, Any]) -> None:
+    """All ranks refuse together what a later load would choke on."""
+    reasons: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(reasons, next(_unsound(state), None))
+    found = [reason for reason in reasons if reason]
+    if found:
+        raise NonFiniteError(f"{found[0]}; nothing was saved")
+
+
+def _unsound(state: dict[str, Any]) -> Iterator[str]:
+    for key, value in state.items():
+        shards = value.local_shards() if isinstance(value, ShardedTensor) else None
+        for tensor in [value] if shards is None else [shard.tensor for shard in shards]:
+            if not isinstance(tensor, torch.Tensor):
+                yield f"{key} is a {type(tensor).__name__}, and only tensors can be loaded safely again"
+            elif tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                yield f"{key} holds values that are not finite"
+
+
 def list_checkpoints(folder: Path) -> list[Path]:
     """Whole checkpoints in ``folder``, oldest first."""
     return sorted(path for path in folder.glob("step-*") if path.suffix != ".partial")
 
 
-def load_checkpoint(path: Path, trainable: Trainable) -> Progress:
+def load_checkpoint(path: Path, trainable: Trainable, identity: dict[str, Any]) -> Progress:
     """Fill ``trainable`` in place from ``path`` (all ranks call it).
 
     Raises CheckpointError naming the file that is missing or damaged, or the key that does not fit.
     """
     record = _read_record(path)
-    _refuse_other_layout(path, record["layout"], _layout(trainable))
+    _refuse_other_layout(path, record["layout"], _layout(trainable) | identity)
     for name, checksum in record["sha256"].items():
         if not (path / name).is_file():
             raise CheckpointError(f"{path / name} is missing: the checkpoint is not whole; use an older one")
@@ -193,8 +222,13 @@ def _load_dense_optimizer(trainable: Trainable, loaded: dict[str, torch.Tensor])
 
 
 def _layout(trainable: Trainable) -> dict[str, Any]:
-    """What must agree for the tensors to mean the same: tables, their striping, and the row optimizer."""
-    rule = trainable.config.row_optimizer.model_dump(exclude={"learning_rate", "weight_decay"})
+    """What must agree for the tensors to mean the same; learning rates may change between the two."""
+    config = trainable.config.model_dump(mode="json")
+    free = ("learning_rate", "weight_decay")
+    row, dense = (
+        {key: value for key, value in config[section].items() if key not in free}
+        for section in ("row_optimizer", "dense_optimizer")
+    )
     tables = {
         table.name: {
             "num_ids": table.num_ids,
@@ -205,10 +239,12 @@ def _layout(trainable: Trainable) -> dict[str, Any]:
     }
     return {
         "tables": tables,
-        "row_optimizer": rule,
-        "kernel": trainable.config.embedding.kernel,
-        "dense_optimizer": trainable.config.dense_optimizer.name,
-        "tower_average_decay": trainable.config.tower_average_decay,
+        "model": config["model"],
+        "pooling": config["embedding"]["pooling"],
+        "kernel": config["embedding"]["kernel"],
+        "row_optimizer": row,
+        "dense_optimizer": dense,
+        "tower_average_decay": config["tower_average_decay"],
     }
 
 

@@ -7,13 +7,14 @@ towers' gradients, and the fused optimizer's ``step`` applies them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from recsys_basis.embeddings.bags import RowOptimizedEmbeddingBags
+from recsys_basis.embeddings.bags import NonFiniteError, RowOptimizedEmbeddingBags
 
 
 def clip_gradients(
@@ -23,6 +24,7 @@ def clip_gradients(
 
     ``dense`` parameters are replicated, so their gradients count once; rows live on one rank each,
     so theirs are summed over ranks. As ``torch.nn.utils.clip_grad_norm_`` over the whole model.
+    Raises NonFiniteError, with nothing changed, if the norm is not finite.
     """
     towers = [parameter.grad for parameter in dense if parameter.grad is not None]
     held = [module.held[1] for module in bags if module.held is not None]
@@ -33,6 +35,8 @@ def clip_gradients(
     dist.all_reduce(of_rows)
     of_towers = torch.stack([gradient.double().square().sum() for gradient in towers]).sum()
     norm = float((of_rows + of_towers).sqrt())
+    if not math.isfinite(norm):
+        raise NonFiniteError(f"the norm of all gradients is {norm}")
     factor = min(1.0, max_norm / (norm + 1e-6))
     for gradient in (*towers, *held):
         gradient.mul_(factor)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from recsys_basis.batches.stream import BatchStream
+from recsys_basis.embeddings.bags import NonFiniteError
 from recsys_basis.metrics.click import ClickMetrics, click_metrics
 from recsys_basis.metrics.gather import gather_rows
 from recsys_basis.training.runtime import Runtime
@@ -50,4 +51,9 @@ def evaluate(
         raise RuntimeError(f"evaluated {len(gathered[0])} rows of a set of {stream.num_rows}")
     in_file_order = torch.from_numpy(np.argsort(positions))
     label, logit = (values[in_file_order] for values in gathered)
+    num_bad = int((~torch.isfinite(logit)).sum())
+    if num_bad:
+        raise NonFiniteError(
+            f"{num_bad} of {len(logit)} evaluated rows have no finite logit: training diverged"
+        )
     return Evaluation(label, logit, click_metrics(label.numpy(), logit.numpy()))

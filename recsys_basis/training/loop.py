@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from recsys_basis.batches.batch import Batch
-from recsys_basis.batches.parquet import RowGroup, list_row_groups
+from recsys_basis.batches.parquet import RowGroup
 from recsys_basis.batches.stream import BatchStream, Shuffle
 from recsys_basis.embeddings.bags import NonFiniteError
 from recsys_basis.ingest.manifest import Manifest
@@ -26,6 +26,7 @@ from recsys_basis.training.build import Trainable, build
 from recsys_basis.training.checkpoint import Progress, list_checkpoints, load_checkpoint, save_checkpoint
 from recsys_basis.training.clipping import clip_gradients
 from recsys_basis.training.costs import measure_costs
+from recsys_basis.training.data import open_row_groups
 from recsys_basis.training.evaluation import Evaluation, evaluate
 from recsys_basis.training.quiet import silence_known_warnings
 from recsys_basis.training.run_folder import RunFolder, refuse_used_folder
@@ -47,24 +48,10 @@ def run_training(
         train_groups, evaluation_groups = open_row_groups(config, manifest)
         trainable = build(config, manifest, runtime)
         folder = RunFolder(config, runtime)
-        run = Run(config, runtime, trainable, folder, train_groups, evaluation_groups, on_rows)
+        run = Run(config, runtime, trainable, folder, manifest, train_groups, evaluation_groups, on_rows)
         run.resume()
         run.train()
         return run.finish()
-
-
-def open_row_groups(config: TrainConfig, manifest: Manifest) -> tuple[list[RowGroup], list[RowGroup]]:
-    """Row groups to train on and to evaluate on; see ``holdout_fraction``."""
-    folder = Path(config.dataset.prepared_dir)
-    train_rows = manifest.splits["train"].num_rows
-    if not config.holdout_fraction:
-        return list_row_groups(folder / "train"), list_row_groups(folder / "test")
-    cut = round(train_rows * (1.0 - config.holdout_fraction))
-    if cut in (0, train_rows):
-        raise ConfigError(
-            f"holdout_fraction = {config.holdout_fraction} of {train_rows} rows leaves a part empty"
-        )
-    return list_row_groups(folder / "train", 0, cut), list_row_groups(folder / "train", cut)
 
 
 WARMUP_STEPS = 10
@@ -79,6 +66,7 @@ class Run:
     runtime: Runtime
     trainable: Trainable
     folder: RunFolder
+    manifest: Manifest
     train_groups: list[RowGroup]
     evaluation_groups: list[RowGroup]
     on_rows: Callable[[int], object] | None = None
@@ -88,14 +76,24 @@ class Run:
         self.early_losses: list[float] = []
         """This rank's shares of the losses of the first steps; short where the run was resumed."""
         self.num_steps = self._stream(0).num_batches * self.config.epochs
+        if self.config.schedule.warmup_steps >= self.num_steps:
+            raise ConfigError(
+                f"schedule.warmup_steps = {self.config.schedule.warmup_steps} would not end within the "
+                f"{self.num_steps} steps of this run"
+            )
         self.speed = RowMeter(WARMUP_STEPS)
 
     def resume(self) -> None:
         """With resume=auto, continue from the newest checkpoint of this run's folder, if it has one."""
         checkpoints = list_checkpoints(self.folder.checkpoints)
         if self.config.resume == "auto" and checkpoints:
-            self.progress = load_checkpoint(checkpoints[-1], self.trainable)
+            self.progress = load_checkpoint(checkpoints[-1], self.trainable, self._identity())
             self._say(f"resumed from {checkpoints[-1]} at step {self.progress.step}")
+        self.folder.start(self.progress.step)
+        self._say(
+            f"training on {self.runtime.device}, {self.runtime.world_size} rank(s) of "
+            f"{self.runtime.threads} thread(s), {self.num_steps:,} steps"
+        )
 
     def train(self) -> None:
         """All remaining steps of all epochs, with evaluations and checkpoints at their intervals."""
@@ -122,23 +120,26 @@ class Run:
             raise NonFiniteError(
                 f"step {step}: the loss is {float(loss.detach())}; lower the learning rates. {self._kept()}"
             )
+        # A checkpoint is due only now, when a forward pass has shown that its weights are sound.
+        if self._due(self.config.checkpoint_every_steps):
+            self._save()
         try:
             loss.backward()
+            if self.config.max_gradient_norm is not None:
+                clip_gradients(
+                    self.trainable.dense_parameters(),
+                    self.trainable.embedding_bags(),
+                    self.config.max_gradient_norm,
+                )
         except NonFiniteError as error:
             raise NonFiniteError(f"step {step}: {error}; lower the learning rates. {self._kept()}") from error
-        if self.config.max_gradient_norm is not None:
-            clip_gradients(
-                self.trainable.dense_parameters(),
-                self.trainable.embedding_bags(),
-                self.config.max_gradient_norm,
-            )
         self.trainable.finish_step()
         return float(loss.detach()) / self.runtime.world_size
 
     def finish(self) -> dict[str, Any] | None:
-        """Last checkpoint, evaluation of every row, result.json."""
-        save_checkpoint(self.folder.checkpoints, self.trainable, self.progress)
+        """Evaluation of every row, last checkpoint, result.json."""
         evaluation = self.evaluate()
+        self._save()
         costs = measure_costs(self.trainable, self.speed)
         jitter = self._jitter()
         if evaluation is None:
@@ -151,6 +152,7 @@ class Run:
             "train_rows": self._stream(0).num_rows,
             "seed": self.config.seed,
             "learning_rate": self.config.row_optimizer.learning_rate,
+            "data_digest": self.manifest.digest(),
             "loss_jitter": jitter,
             **dataclasses.asdict(costs),
         }
@@ -190,13 +192,19 @@ class Run:
         if self._due(self.config.evaluate_every_steps):
             with self.speed.paused():
                 self.evaluate()
-        if self._due(self.config.checkpoint_every_steps):
-            with self.speed.paused():
-                save_checkpoint(self.folder.checkpoints, self.trainable, self.progress)
 
     def _due(self, interval: int | None) -> bool:
         step = self.progress.step
-        return interval is not None and step % interval == 0 and step < self.num_steps
+        return interval is not None and step % interval == 0 and 0 < step < self.num_steps
+
+    def _save(self) -> None:
+        with self.speed.paused():
+            save_checkpoint(self.folder.checkpoints, self.trainable, self.progress, self._identity())
+
+    def _identity(self) -> dict[str, Any]:
+        """What decides the order of rows: a position means nothing in another order."""
+        names = {"seed", "batch_size", "shuffle_window", "holdout_fraction"}
+        return self.config.model_dump(mode="json", include=names) | {"data": self.manifest.digest()}
 
     def _over_ranks(self, shares: list[float]) -> list[float]:
         """Losses of global batches from every rank's shares of them."""

@@ -44,14 +44,23 @@ class RunFolder:
         self.path = Path(config.output_dir)
         self.checkpoints = self.path / "checkpoints"
         self._writes = runtime.is_main
+        self._config, self._runtime = config, runtime
+
+    def start(self, step: int) -> None:
+        """Begin to write, at ``step``: what an earlier try logged after it is taken back."""
         if not self._writes:
             return
         self.checkpoints.mkdir(parents=True, exist_ok=True)
+        (self.path / "result.json").unlink(missing_ok=True)
         (self.path / "README.md").write_text(README)
-        OmegaConf.save(config.model_dump(mode="json"), self.path / "config.yaml")
-        write_json(self.path / "environment.json", describe_environment(runtime))
-        self._metrics = (self.path / "metrics.jsonl").open("a", buffering=1)
-        self._board = SummaryWriter(self.path / "tensorboard")
+        OmegaConf.save(self._config.model_dump(mode="json"), self.path / "config.yaml")
+        write_json(self.path / "environment.json", describe_environment(self._runtime))
+        log = self.path / "metrics.jsonl"
+        lines = log.read_text().splitlines(keepends=True) if log.exists() else []
+        with written_whole(log) as kept:
+            kept.write_text("".join(line for line in lines if json.loads(line)["step"] <= step))
+        self._metrics = log.open("a", buffering=1)
+        self._board = SummaryWriter(self.path / "tensorboard", purge_step=step + 1)
 
     def log(self, kind: str, step: int, **values: float | None) -> None:
         """Append numbers to metrics.jsonl and TensorBoard under ``kind/name``."""
@@ -81,7 +90,7 @@ def refuse_used_folder(config: TrainConfig, runtime: Runtime) -> None:
     main rank has begun to write.
     """
     path = Path(config.output_dir)
-    is_used = runtime.is_main and path.exists() and any(path.iterdir())
+    is_used = runtime.is_main and path.exists() and (not path.is_dir() or any(path.iterdir()))
     verdict = torch.tensor([int(is_used)])
     dist.all_reduce(verdict)
     if verdict.item() and config.resume == "never":
@@ -121,7 +130,9 @@ def _version(package: str) -> str | None:
 def _git_commit() -> str | None:
     """Commit of the checkout this code runs from, with "+changes" where files differ; else None."""
     folder = Path(__file__).parent
-    try:
+    try:  # an installed package may lie inside the checkout of something else
+        tracked = ["git", "ls-files", "--error-unmatch", __file__]
+        subprocess.run(tracked, cwd=folder, capture_output=True, check=True)
         commit = subprocess.run(
             ["git", "describe", "--always", "--abbrev=40", "--dirty=+changes", "--exclude=*"],
             cwd=folder,

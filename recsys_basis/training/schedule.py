@@ -18,7 +18,7 @@ class ScheduleConfig(Section):
     power: Annotated[float, Field(gt=0.0)]
     """Exponent of polynomial decay; linear is power 1."""
     final_factor: Annotated[float, Field(ge=0.0, le=1.0)]
-    """Factor at the last step, for linear and polynomial decay."""
+    """Where linear and polynomial decay end: the factor that a step after the last one would have."""
 
 
 def learning_rate_factor(config: ScheduleConfig, step: int, num_steps: int) -> float:

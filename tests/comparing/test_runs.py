@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.tiny import tiny_config
 
-from recsys_basis.comparing.runs import PlannedRun, make_runs
-from recsys_basis.errors import UserError
-from recsys_basis.schema import ConfigError
+from recsys_basis.comparing.runs import PlannedRun, RunFailedError, make_runs
+from recsys_basis.ingest.manifest import Manifest
 
 
 def planned(prepared: Path, folder: Path, rule: str, *overrides: str) -> PlannedRun:
     config = tiny_config(prepared, folder / rule, f"row_optimizer={rule}", *overrides)
-    return PlannedRun(rule, config, config.row_optimizer.learning_rate)
+    return PlannedRun(rule, config, config.row_optimizer.learning_rate, Manifest.load(prepared).digest())
 
 
 def test_finished_runs_are_not_made_again(prepared: Path, tmp_path: Path) -> None:
@@ -35,12 +36,26 @@ def test_finished_runs_are_not_made_again(prepared: Path, tmp_path: Path) -> Non
 
 def test_another_run_in_the_folder_is_refused_by_key(prepared: Path, tmp_path: Path) -> None:
     make_runs([planned(prepared, tmp_path, "sgd")], 3200, 1, "first")
-    with pytest.raises(UserError, match="another batch_size"):
+    with pytest.raises(RunFailedError, match="other batch_size"):
         make_runs([planned(prepared, tmp_path, "sgd", "batch_size=64")], 3200, 1, "second")
+    with pytest.raises(RunFailedError, match="other data"):
+        make_runs(
+            [replace(planned(prepared, tmp_path, "sgd"), data_digest="of other rows")], 3200, 1, "third"
+        )
 
 
-def test_a_failing_run_raises_its_own_error(prepared: Path, tmp_path: Path) -> None:
+def test_a_failing_run_stops_the_others_and_is_named(prepared: Path, tmp_path: Path) -> None:
     bad = planned(prepared, tmp_path, "adam", "embedding.kernel=fbgemm")
-    with pytest.raises(ConfigError, match="no 'adam' on cpu"):
-        make_runs([bad], 3200, 1, "first")
+    long = planned(prepared, tmp_path, "sgd", "epochs=1000")
+    with pytest.raises(RunFailedError, match=f"run {bad.folder}: .*no 'adam' on cpu"):
+        make_runs([long, bad, planned(prepared, tmp_path, "basis")], 3200, 2, "first")
     assert not (tmp_path / "adam" / "result.json").exists()
+    assert not (tmp_path / "sgd" / "result.json").exists()
+    assert not (tmp_path / "basis").exists()
+    assert not multiprocessing.active_children()
+
+
+def test_a_diverging_run_is_an_outcome(prepared: Path, tmp_path: Path) -> None:
+    wild = planned(prepared, tmp_path, "sgd", "row_optimizer.learning_rate=1e30")
+    first, second = make_runs([wild, planned(prepared, tmp_path, "basis")], 3200, 2, "first")
+    assert first is None and second is not None and second.variant == "basis"

@@ -81,6 +81,18 @@ def test_the_search_ends_and_says_that_it_is_at_the_edge() -> None:
     assert [len(round) for round in trainer.tried] == [2, 1, 1]
 
 
+def test_a_rate_that_diverges_loses() -> None:
+    trainer = Trainer(a=0.4)
+
+    def train(rates: Sequence[tuple[Variant, float]]) -> list[RunRecord | None]:
+        return [None if record.learning_rate > 0.3 else record for record in trainer(rates)]
+
+    searched = search_rates([variant("a", 0.1, 0.2, 0.4)], 3, train)
+    assert chosen(searched, "a").learning_rate == 0.2
+    (lost,) = (each for each in searched if each.learning_rate == 0.4)
+    assert lost.auc_mean == 0.0 and lost.log_loss_mean is None
+
+
 def test_a_variant_with_one_rate_is_not_searched() -> None:
     trainer = Trainer(b=0.2)
     searched = search_rates([variant("a", 0.1), variant("b", 0.1, 0.2, 0.4)], 3, trainer)

@@ -13,6 +13,7 @@ def tiny_config(prepared: Path, output_dir: Path, *overrides: str) -> TrainConfi
     """Config of a run on the fixture ``prepared``, 25 steps an epoch, with ``overrides`` last."""
     settings = [
         f"dataset.prepared_dir={prepared}",
+        "dataset.row_group_rows=500",
         f"output_dir={output_dir}",
         "batch_size=128",
         "embedding.embedding_dim=8",

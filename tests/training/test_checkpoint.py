@@ -31,6 +31,7 @@ from recsys_basis.training.loop import run_training
 from recsys_basis.training.runtime import start_runtime
 
 PROGRESS = Progress(step=3, epoch=0, batch=3)
+IDENTITY = {"seed": 0, "data": "these rows"}
 
 
 @contextmanager
@@ -38,7 +39,7 @@ def trained(prepared: Path, *overrides: str, steps: int = 3) -> Iterator[Trainab
     config = tiny_config(prepared, Path("unused"), *overrides)
     with start_runtime(config.runtime) as runtime:
         trainable = build(config, Manifest.load(prepared), runtime)
-        stream = iter(BatchStream(list_row_groups(prepared / "train"), 64))
+        stream = iter(BatchStream(list_row_groups(sorted((prepared / "train").iterdir())), 64))
         for step in range(steps):
             batch = next(stream)
             trainable.start_step(step, 10)
@@ -52,7 +53,7 @@ def trained(prepared: Path, *overrides: str, steps: int = 3) -> Iterator[Trainab
 def saved(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoints")
     with trained(prepared) as trainable:
-        return save_checkpoint(folder, trainable, PROGRESS)
+        return save_checkpoint(folder, trainable, PROGRESS, IDENTITY)
 
 
 def copy_of(saved: Path, folder: Path) -> Path:
@@ -69,7 +70,7 @@ def refusal(path: Path, prepared: Path, *overrides: str) -> str:
         (bags,) = trainable.embedding_bags()
         before = bags.weights.clone()
         with pytest.raises(CheckpointError) as caught:
-            load_checkpoint(path, trainable)
+            load_checkpoint(path, trainable, IDENTITY)
         assert torch.equal(bags.weights, before)
     return str(caught.value)
 
@@ -86,7 +87,7 @@ def test_keys_are_names_and_tables_are_whole_tensors(saved: Path) -> None:
 def test_the_two_newest_are_kept(prepared: Path, tmp_path: Path) -> None:
     with trained(prepared) as trainable:
         for step in (1, 2, 3):
-            save_checkpoint(tmp_path, trainable, Progress(step=step, epoch=0, batch=step))
+            save_checkpoint(tmp_path, trainable, Progress(step=step, epoch=0, batch=step), IDENTITY)
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-000000002", "step-000000003"]
 
 
@@ -94,7 +95,7 @@ def test_a_crash_while_saving_leaves_the_previous_one(
     prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with trained(prepared) as trainable:
-        first = save_checkpoint(tmp_path, trainable, PROGRESS)
+        first = save_checkpoint(tmp_path, trainable, PROGRESS, IDENTITY)
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
 
             def write_half(state: object, storage_writer: dcp.FileSystemWriter) -> None:
@@ -102,10 +103,10 @@ def test_a_crash_while_saving_leaves_the_previous_one(
                 raise KeyboardInterrupt
 
             patch.setattr(checkpoint.dcp, "save", write_half)
-            save_checkpoint(tmp_path, trainable, Progress(step=9, epoch=0, batch=9))
+            save_checkpoint(tmp_path, trainable, Progress(step=9, epoch=0, batch=9), IDENTITY)
         assert list_checkpoints(tmp_path) == [first]
-        assert load_checkpoint(first, trainable) == PROGRESS
-        again = save_checkpoint(tmp_path, trainable, Progress(step=9, epoch=0, batch=9))
+        assert load_checkpoint(first, trainable, IDENTITY) == PROGRESS
+        again = save_checkpoint(tmp_path, trainable, Progress(step=9, epoch=0, batch=9), IDENTITY)
     assert list_checkpoints(tmp_path) == [first, again]
     assert not list(tmp_path.glob("*.partial"))
 
@@ -196,5 +197,5 @@ def test_a_hostile_tensor_executes_nothing(
     record["sha256"]["__0_0.distcp"] = checkpoint._sha256(copy / "__0_0.distcp")
     (copy / "progress.json").write_text(json.dumps(record))
     with trained(prepared, steps=1) as trainable, pytest.raises(CheckpointError, match="cannot be loaded"):
-        load_checkpoint(copy, trainable)
+        load_checkpoint(copy, trainable, IDENTITY)
     assert not (tmp_path / "owned").exists()

@@ -22,7 +22,7 @@ def test_clipping_is_torch_s_over_the_whole_model(max_norm: float, prepared: Pat
     config = tiny_config(prepared, tmp_path, f"max_gradient_norm={max_norm}", "row_optimizer=sgd")
     with start_runtime(config.runtime) as runtime:
         trainable = build(config, Manifest.load(prepared), runtime)
-        batch = next(iter(BatchStream(list_row_groups(prepared / "train"), 64)))
+        batch = next(iter(BatchStream(list_row_groups(sorted((prepared / "train").iterdir())), 64)))
         trainable.start_step(0, 10)
         logits = trainable.model(batch.dense, batch.sparse).squeeze(1)
         torch.nn.functional.binary_cross_entropy_with_logits(logits, batch.label).backward()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,11 @@ from support.ranks import run_ranks
 from support.tiny import tiny_config
 
 from recsys_basis.embeddings.bags import NonFiniteError
+from recsys_basis.ingest.errors import DataError
 from recsys_basis.ingest.manifest import Manifest
 from recsys_basis.metrics.click import OneClassError
 from recsys_basis.schema import ConfigError
-from recsys_basis.training.checkpoint import list_checkpoints
+from recsys_basis.training.checkpoint import CheckpointError, list_checkpoints
 from recsys_basis.training.loop import Run, run_training
 from recsys_basis.training.spec import TrainConfig
 
@@ -103,28 +105,50 @@ def test_a_killed_run_resumes_bit_for_bit(
     assert np.array_equal(logits_of(tmp_path / "whole"), logits_of(tmp_path / "cut"))
 
 
-def test_two_ranks_reach_what_one_reaches(prepared: Path, tmp_path: Path) -> None:
-    for rule in ("basis", "adam"):
-        alone = run_training(tiny_config(prepared, tmp_path / f"{rule}-1", f"row_optimizer={rule}"))
-        config = tiny_config(
-            prepared, tmp_path / f"{rule}-2", f"row_optimizer={rule}", "embedding.sharding=row_wise"
-        )
-        together, nothing = run_ranks(2, run_training, config)
-        assert nothing is None and alone is not None
-        # Each rank that holds a shard of a table keeps its step count (8 bytes).
-        assert 0 <= together["optimizer_bytes"] - alone["optimizer_bytes"] <= 26 * 8
-        assert together["num_rows"] == 800
+TWO_RANKS = {
+    "basis": ("row_optimizer=basis",),
+    "adam": ("row_optimizer=adam",),
+    "clipped": ("row_optimizer=basis", "max_gradient_norm=0.05"),
+    # 3,200 rows in batches of 3,199: the last batch has one row, and one rank has none.
+    "dcnv2 and a rank without rows": (
+        "model=dcnv2",
+        "model.cross_layers=2",
+        "model.cross_rank=8",
+        "batch_size=3199",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TWO_RANKS)
+def test_two_ranks_reach_what_one_reaches(case: str, prepared: Path, tmp_path: Path) -> None:
+    one, two = tmp_path / "1", tmp_path / "2"
+    alone = run_training(tiny_config(prepared, one, *TWO_RANKS[case]))
+    config = tiny_config(prepared, two, *TWO_RANKS[case], "embedding.sharding=row_wise")
+    together, nothing = run_ranks(2, run_training, config)
+    assert nothing is None and alone is not None
+    # Each rank that holds a shard of a table keeps its step count (8 bytes).
+    assert 0 <= together["optimizer_bytes"] - alone["optimizer_bytes"] <= 26 * 8
+    assert together["num_rows"] == 800
+    np.testing.assert_allclose(logits_of(two), logits_of(one), rtol=1e-3, atol=1e-4)
+    if alone["loss_jitter"] is not None:
         assert together["loss_jitter"] == pytest.approx(alone["loss_jitter"], rel=1e-3)
-        logged = [
-            [json.loads(line).get("loss") for line in (tmp_path / f"{rule}-{ranks}" / "metrics.jsonl").open()]
-            for ranks in (1, 2)
-        ]
-        assert logged[0][:5] == pytest.approx(
-            logged[1][:5], rel=1e-3
-        )  # of the global batch, not a rank's share
-        np.testing.assert_allclose(
-            logits_of(tmp_path / f"{rule}-2"), logits_of(tmp_path / f"{rule}-1"), rtol=1e-3, atol=1e-4
-        )
+    losses = [
+        [json.loads(line).get("loss", 0.0) for line in (folder / "metrics.jsonl").open()][:5]
+        for folder in (one, two)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)  # of the global batch, not of a rank's share
+
+
+def test_clipping_acts(prepared: Path, tmp_path: Path) -> None:
+    for name, settings in (
+        ("plain", ()),
+        ("loose", ("max_gradient_norm=1e6",)),
+        ("tight", ("max_gradient_norm=1e-3",)),
+    ):
+        run_training(tiny_config(prepared, tmp_path / name, "row_optimizer=sgd", *settings))
+    plain, loose, tight = (logits_of(tmp_path / name) for name in ("plain", "loose", "tight"))
+    np.testing.assert_allclose(loose, plain, rtol=1e-4, atol=1e-5)
+    assert not np.allclose(tight, plain, rtol=1e-2)
 
 
 def test_fbgemm_kernel_gives_the_same_model(prepared: Path, tmp_path: Path) -> None:
@@ -172,12 +196,86 @@ def test_holdout_keeps_test_rows_out(prepared: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(predictions["label"].to_numpy(), labels)
 
 
-def test_divergence_names_the_step_and_keeps_the_last_checkpoint(prepared: Path, tmp_path: Path) -> None:
-    settings = ("row_optimizer=sgd", "row_optimizer.learning_rate=1e30", "checkpoint_every_steps=1")
-    with pytest.raises(NonFiniteError, match=r"step \d+.*last good checkpoint is .*step-0"):
-        run_training(tiny_config(prepared, tmp_path / "run", *settings))
-    assert list_checkpoints(tmp_path / "run" / "checkpoints")
+def test_divergence_names_the_step_and_keeps_the_last_good_checkpoint(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = (
+        "row_optimizer=sgd",
+        "row_optimizer.learning_rate=0.01",
+        "checkpoint_every_steps=1",
+        "resume=auto",
+    )
+    run_until(tiny_config(prepared, tmp_path / "run", *good), 6, monkeypatch)
+    wild = (*good, "row_optimizer.learning_rate=1e30")
+    with pytest.raises(NonFiniteError, match=r"step \d+.*last good checkpoint is .*step-00000000"):
+        run_training(tiny_config(prepared, tmp_path / "run", *wild))
     assert not (tmp_path / "run" / "result.json").exists()
+    result = run_training(tiny_config(prepared, tmp_path / "run", *good))
+    assert result is not None and result["steps"] == 25
+
+
+def test_divergence_in_the_last_step_saves_nothing(prepared: Path, tmp_path: Path) -> None:
+    settings = ("row_optimizer=sgd", "row_optimizer.learning_rate=1e38", "batch_size=3200")
+    with pytest.raises(NonFiniteError):
+        run_training(tiny_config(prepared, tmp_path / "run", *settings))
+    assert not list_checkpoints(tmp_path / "run" / "checkpoints")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "batch_size=64",
+        "seed=7",
+        "shuffle_window=2",
+        "holdout_fraction=0.1",
+        "model.over_arch=[8,1]",
+        "dense_optimizer.beta1=0.5",
+    ],
+)
+def test_resume_refuses_a_run_that_is_another(
+    change: str, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ("checkpoint_every_steps=5", "resume=auto")
+    run_until(tiny_config(prepared, tmp_path / "run", *settings), 7, monkeypatch)
+    before = (tmp_path / "run" / "config.yaml").read_bytes()
+    with pytest.raises(CheckpointError, match=change.split("=")[0]):
+        run_training(tiny_config(prepared, tmp_path / "run", *settings, change))
+    assert (tmp_path / "run" / "config.yaml").read_bytes() == before
+
+
+def test_a_resumed_run_logs_each_step_once(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config(prepared, tmp_path / "run", "checkpoint_every_steps=10", "resume=auto")
+    run_until(config, 19, monkeypatch)
+    run_training(config)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["kind"] == "train"] == [5, 10, 15, 20, 25]
+
+
+def test_prepared_data_is_held_to_its_manifest(prepared: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "prepared"
+    shutil.copytree(prepared, copy)
+    shutil.copy(copy / "train" / "part-00000.parquet", copy / "train" / "part-00001.parquet")  # a stray file
+    result = run_training(tiny_config(copy, tmp_path / "run"))
+    assert result is not None and result["train_rows"] == 3200
+    part = copy / "test" / "part-00000.parquet"
+    pq.write_table(pq.read_table(part).slice(0, 300), part)
+    with pytest.raises(DataError, match=r"test/part-00000\.parquet is .*not the file"):
+        run_training(tiny_config(copy, tmp_path / "again"))
+    part.unlink()
+    with pytest.raises(DataError, match=r"test/part-00000\.parquet is missing"):
+        run_training(tiny_config(copy, tmp_path / "again"))
+
+
+def test_dataset_settings_must_be_those_of_the_data(prepared: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="min_count was 2, the config says 10"):
+        run_training(tiny_config(prepared, tmp_path / "run", "dataset.min_count=10"))
+
+
+def test_warm_up_that_never_ends_is_refused(prepared: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"schedule\.warmup_steps = 25"):
+        run_training(tiny_config(prepared, tmp_path / "run", "schedule.warmup_steps=25"))
 
 
 def test_a_used_folder_is_not_overwritten(prepared: Path, tmp_path: Path) -> None:
@@ -191,10 +289,8 @@ def test_a_used_folder_is_not_overwritten(prepared: Path, tmp_path: Path) -> Non
 
 def test_one_class_evaluation_says_so(prepared: Path, tmp_path: Path) -> None:
     labels = pq.read_table(prepared / "train")["label"].to_numpy()
-    last_click = int(np.flatnonzero(labels)[-1])
-    fraction = (len(labels) - last_click - 1) / len(labels)
-    if fraction == 0:
-        fraction = 1 / len(labels)  # the last row alone
+    assert len(labels) == 3200
+    fraction = 1 / len(labels)  # the last row alone
     with pytest.raises(OneClassError, match="label"):
         run_training(tiny_config(prepared, tmp_path / "run", f"holdout_fraction={fraction}"))
 

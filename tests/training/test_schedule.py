@@ -43,9 +43,9 @@ def test_polynomial_decay_is_torch_s() -> None:
 
 def test_warm_up_rises_linearly_to_one_then_decays_over_the_rest() -> None:
     config = schedule(decay="linear", warmup_steps=10)
-    factors = [learning_rate_factor(config, step, 110) for step in range(111)]
+    factors = [learning_rate_factor(config, step, 110) for step in range(110)]
     assert factors[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
-    assert factors[10] == 1.0 and factors[60] == pytest.approx(0.5) and factors[110] == 0.0
+    assert factors[10] == 1.0 and factors[60] == pytest.approx(0.5) and factors[109] == pytest.approx(0.01)
 
 
 def test_constant() -> None:

@@ -31,7 +31,7 @@ from rich.text import Text
 USAGE = """usage: recsys-basis doctor [output_dir=PATH]
 
 Checks versions, binaries, devices, threads, gloo and NCCL, free memory, and free disk where runs are written
-(output_dir, default: outputs). Exits with 1 if there is a fault; each comes with its fix."""
+(output_dir, default: runs). Exits with 1 if there is a fault; each comes with its fix."""
 
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 FBGEMM_BUILDS = ("fbgemm-gpu", "fbgemm-gpu-cpu")  # for CUDA, without CUDA: two packages that fill one folder
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     if any(argument in ("-h", "--help") for argument in arguments):
         print(USAGE)
         return 0
-    output_dir = Path("outputs")
+    output_dir = Path("runs")
     for argument in arguments:
         key, _, value = argument.partition("=")
         if key != "output_dir" or not value:

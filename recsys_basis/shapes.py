@@ -13,4 +13,7 @@
 | K | bucket rows of shared optimizer state of one table; a multiple of P. B is never buckets |
 | H | head rows of one table, each with a bucket of its own |
 | W | ranks (world size) |
+| T | tables of a group |
+| C | bucket rows touched in a step |
+| S | seeds, in the statistics of a comparison |
 """

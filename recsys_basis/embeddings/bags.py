@@ -23,7 +23,10 @@ Pooling = Literal["sum", "mean"]
 
 
 class NonFiniteError(UserError, FloatingPointError):
-    """A gradient of an embedding row is NaN, infinite, or too large to square; no state was changed."""
+    """A value of training is NaN or infinite, or a gradient is too large to square.
+
+    Raised before the module that found it changes anything.
+    """
 
 
 class RowOptimizedEmbeddingBags(nn.Module):

@@ -31,7 +31,7 @@ class TrainConfig(Section):
     seed: Annotated[int, Field(ge=0, lt=2**31)]
     """Decides initial weights and the order of rows."""
     batch_size: Annotated[int, Field(ge=1)]
-    """Rows of a global batch, all ranks together (G)."""
+    """Rows of a global batch, all ranks together."""
     epochs: Annotated[int, Field(ge=1)]
     shuffle_window: Annotated[int, Field(ge=0)]
     """Row groups shuffled together in memory; 0 keeps the order of time."""

@@ -1,0 +1,102 @@
+"""A comparison plans the right runs, refuses what it would overwrite, and ends in its four files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from recsys_basis.compare import RunPlanner, compare, only_user_of
+from recsys_basis.comparing.spec import ComparisonConfig
+from recsys_basis.config import compose_job
+from recsys_basis.schema import ConfigError, parse_section
+
+SMALL = [
+    "batch_size=128",
+    "embedding.embedding_dim=8",
+    "model.dense_arch=[16,8]",
+    "model.over_arch=[16,1]",
+    "dataset.row_group_rows=500",
+    "comparison.seeds=[3,4]",
+    "comparison.search_seeds=[0]",
+    "comparison.search_extensions=0",
+]
+
+
+def small(prepared: Path, folder: Path) -> list[str]:
+    raw = prepared.parent / "clicks.tsv.gz"
+    return [*SMALL, f"dataset.prepared_dir={prepared}", f"dataset.raw_paths=[{raw}]", f"output_dir={folder}"]
+
+
+def planner(overrides: list[str]) -> RunPlanner:
+    values = compose_job("compare", overrides)
+    comparison = parse_section(ComparisonConfig, values["comparison"], where="comparison")
+    return RunPlanner(comparison, overrides, Path(values["output_dir"]))
+
+
+def test_runs_differ_in_variant_rate_and_seed_alone(prepared: Path, tmp_path: Path) -> None:
+    plan = planner(small(prepared, tmp_path))
+    runs = plan.final({"adam": 0.004, "basis": 0.04, "rowwise_adagrad": 0.02, "basis_literal": 0.001})
+    assert [(run.variant, run.config.seed) for run in runs[:5]] == [
+        ("adam", 3), ("basis", 3), ("rowwise_adagrad", 3), ("basis_literal", 3), ("adam", 4),
+    ]  # fmt: skip
+    assert {run.config.row_optimizer.learning_rate for run in runs} == {0.004, 0.04, 0.02, 0.001}
+    assert all(run.config.holdout_fraction == 0.0 for run in runs)
+    own = {"row_optimizer", "seed", "output_dir"}
+    assert len({run.config.model_copy(update=dict.fromkeys(own)).model_dump_json() for run in runs}) == 1
+    assert len({run.folder for run in runs}) == len(runs)
+
+
+def test_the_search_never_sees_the_test_rows(prepared: Path, tmp_path: Path) -> None:
+    plan = planner(small(prepared, tmp_path))
+    adam = plan.comparison.variants[0]
+    (run,) = plan.search([(adam, 0.5)])
+    assert run.config.holdout_fraction == plan.comparison.search_holdout_fraction > 0
+    assert run.config.row_optimizer.learning_rate == run.learning_rate == 0.5
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["seed=7", "holdout_fraction=0.3", "runtime.threads_per_rank=8", "row_optimizer.learning_rate=0.5"],
+)
+def test_keys_that_the_comparison_sets_are_refused(override: str, prepared: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=override.split("=")[0]):
+        compare([*small(prepared, tmp_path), override])
+
+
+def test_variants_share_the_data(prepared: Path, tmp_path: Path) -> None:
+    variant = "{name: other, overrides: ['dataset.min_count=5'], learning_rates: [0.1]}"
+    overrides = [*small(prepared, tmp_path), "comparison.baseline=adam"]
+    base = "{name: adam, overrides: ['row_optimizer=adam'], learning_rates: [0.1]}"
+    with pytest.raises(ConfigError, match="variant other overrides the dataset"):
+        compare([*overrides, f"comparison.variants=[{base},{variant}]"])
+
+
+def test_two_comparisons_never_share_a_folder(prepared: Path, tmp_path: Path) -> None:
+    with only_user_of(tmp_path), pytest.raises(ConfigError, match="another comparison"):
+        compare(small(prepared, tmp_path))
+
+
+def test_torchrun_is_refused(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="torchrun"):
+        compare(small(prepared, tmp_path))
+
+
+def test_a_whole_comparison(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    two = (
+        "[{name: adam, overrides: ['row_optimizer=adam'], learning_rates: [0.01]},"
+        "{name: sgd, overrides: ['row_optimizer=sgd'], learning_rates: [0.1, 1.0]}]"
+    )
+    compare([*small(prepared, tmp_path / "out"), f"comparison.variants={two}"])
+    adam, sgd = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert (adam["variant"], sgd["variant"], sgd["seeds"]) == ("adam", "sgd", [3, 4])
+    assert adam["auc_difference"] is None and sgd["ci_low"] < sgd["auc_difference"] < sgd["ci_high"]
+    searched = json.loads((tmp_path / "out" / "search.json").read_text())
+    assert [rate["learning_rate"] for rate in searched] == [0.1, 1.0]
+    assert sgd["learning_rate"] == next(rate["learning_rate"] for rate in searched if rate["chosen"])
+    assert {path.name for path in (tmp_path / "out").glob("comparison.*")} == {
+        "comparison.csv", "comparison.json", "comparison.png",
+    }  # fmt: skip
+    assert "AUC - adam" in capsys.readouterr().out

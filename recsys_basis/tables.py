@@ -9,7 +9,7 @@ is stored at place r div P of partition reverse(r mod P):
 where reverse mirrors the log2 P bits. Neighbouring ids then lie in partitions far apart, so on any
 number of ranks the commonest ones are dealt out in turn. Without the mirror, ids 0..P/W - 1 all go
 to rank 0: with P = 64, zipf 1.05 and 200,000 ids the busiest of 4 ranks has 1.90 times the mean
-traffic, with it 1.24 (of which the one commonest id alone, which nothing can split, makes 0.11).
+traffic, with it 1.24. The rest is the one commonest id, 10 % of all traffic, which nothing can split.
 Every rank's shard owns whole partitions; all state saved for a table (weights, bucket rows,
 row scalars) is ordered by that row number, so it does not depend on the number of ranks.
 P is part of the model: another P is another model, and checkpoints record it.

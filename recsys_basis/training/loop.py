@@ -39,7 +39,7 @@ def run_training(
 ) -> dict[str, Any] | None:
     """Train, evaluate and save; returns what result.json holds (None on all but the main rank).
 
-    ``on_rows`` is called with the rows of each step in place of progress bars.
+    ``on_rows`` is called with the rows of each step, in place of progress bars and words.
     """
     silence_known_warnings()
     with start_runtime(config.runtime) as runtime:
@@ -247,5 +247,5 @@ class Run:
         )
 
     def _say(self, text: str) -> None:
-        if self.runtime.is_main:
+        if self.runtime.is_main and self.on_rows is None:
             tqdm.write(text)

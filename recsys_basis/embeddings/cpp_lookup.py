@@ -1,0 +1,67 @@
+"""Lookup, sums of duplicates and update by the C++ kernels; the contract is ``torch_lookup.py``'s.
+
+All run on ``torch.get_num_threads()`` threads and give the same bits for any number of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from recsys_basis.embeddings.features import Bags, Features
+from recsys_basis.kernels import rules
+from recsys_basis.kernels.extension import load
+from recsys_basis.row_optimizers.base import RowOptimizer
+
+
+class CppLookup:
+    """Works on a CPU. Raises ImportError where the kernels were not compiled."""
+
+    def __init__(self, features: Features) -> None:
+        load()
+        self.features = features
+
+    def pool(self, weights: torch.Tensor, bags: Bags) -> torch.Tensor:
+        """As ``TorchLookup.pool``, in one pass."""
+        num_features = len(self.features.tables)
+        batch_size = (bags.offsets.numel() - 1) // num_features
+        pooled = torch.empty(batch_size, num_features * weights.shape[1])
+        wrong = load().lookup(weights=weights, pooled=pooled, **self._of(bags))
+        if wrong >= 0:
+            bag = int(torch.searchsorted(bags.offsets, wrong, right=True)) - 1
+            raise self.features.out_of_range(bag // batch_size, int(bags.indices[wrong]))
+        return pooled
+
+    def sum_by_row(self, gradient: torch.Tensor, bags: Bags) -> tuple[torch.Tensor, torch.Tensor, bool]:
+        """As ``TorchLookup.sum_by_row``, reading ``gradient`` where it is."""
+        rows, sums, finite = load().sum_by_row(gradient=gradient, **self._of(bags))
+        return rows, sums, finite
+
+    def per_sample_gradient(self, gradient: torch.Tensor, weights: torch.Tensor, bags: Bags) -> torch.Tensor:
+        """As ``TorchLookup.per_sample_gradient``."""
+        result = torch.empty(bags.indices.numel())
+        load().per_sample_gradient(gradient=gradient, weights=weights, result=result, **self._of(bags))
+        return result
+
+    def update(
+        self,
+        optimizer: RowOptimizer,
+        weights: torch.Tensor,
+        rows: torch.Tensor,
+        gradients: torch.Tensor,
+        learning_rate: float,
+    ) -> None:
+        """As ``TorchLookup.update``."""
+        rules.update(optimizer, weights, rows, gradients, learning_rate)
+
+    def _of(self, bags: Bags) -> dict[str, Any]:
+        return {
+            "indices": bags.indices,
+            "offsets": bags.offsets,
+            "per_sample_weights": bags.per_sample_weights,
+            "feature_starts": self.features.starts,
+            "feature_sizes": self.features.sizes,
+            "mean": self.features.pooling == "mean",
+            "threads": torch.get_num_threads(),
+        }

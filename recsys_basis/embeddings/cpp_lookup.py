@@ -35,13 +35,13 @@ class CppLookup:
 
     def sum_by_row(self, gradient: torch.Tensor, bags: Bags) -> tuple[torch.Tensor, torch.Tensor, bool]:
         """As ``TorchLookup.sum_by_row``, reading ``gradient`` where it is."""
-        rows, sums, finite = load().sum_by_row(gradient=gradient, **self._of(bags))
+        rows, sums, finite = load().sum_by_row(gradient=_plain(gradient), **self._of(bags))
         return rows, sums, finite
 
     def per_sample_gradient(self, gradient: torch.Tensor, weights: torch.Tensor, bags: Bags) -> torch.Tensor:
         """As ``TorchLookup.per_sample_gradient``."""
         result = torch.empty(bags.indices.numel())
-        load().per_sample_gradient(gradient=gradient, weights=weights, result=result, **self._of(bags))
+        load().per_sample_gradient(gradient=_plain(gradient), weights=weights, result=result, **self._of(bags))
         return result
 
     def update(
@@ -56,12 +56,18 @@ class CppLookup:
         rules.update(optimizer, weights, rows, gradients, learning_rate)
 
     def _of(self, bags: Bags) -> dict[str, Any]:
+        weights = bags.per_sample_weights
         return {
-            "indices": bags.indices,
-            "offsets": bags.offsets,
-            "per_sample_weights": bags.per_sample_weights,
+            "indices": _plain(bags.indices),
+            "offsets": _plain(bags.offsets),
+            "per_sample_weights": None if weights is None else _plain(weights),
             "feature_starts": self.features.starts,
             "feature_sizes": self.features.sizes,
             "mean": self.features.pooling == "mean",
             "threads": torch.get_num_threads(),
         }
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    # A collective's result may still be in flight: a wrapper without memory of its own, which an operator waits for.
+    return tensor if type(tensor) is torch.Tensor else tensor.clone()

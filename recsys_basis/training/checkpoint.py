@@ -206,7 +206,8 @@ def _layout(trainable: Trainable) -> dict[str, Any]:
     return {
         "tables": tables,
         "row_optimizer": rule,
-        "kernel": trainable.config.embedding.kernel,
+        # C++ and plain PyTorch keep the same state: a run may go on with the other.
+        "kernel": "fbgemm" if trainable.config.embedding.kernel == "fbgemm" else "recsys_basis",
         "dense_optimizer": trainable.config.dense_optimizer.name,
         "tower_average_decay": trainable.config.tower_average_decay,
     }

@@ -21,8 +21,8 @@ class BasisPass {
 public:
     BasisPass(const Update& update, const Basis& basis, int thread)
         : update_(update), basis_(basis), width_(update.width) {
-        root_ = basis.scratch + thread * 3 * width_;
-        mean_ = root_ + width_;
+        inverse_root_ = basis.scratch + thread * 3 * width_;
+        mean_ = inverse_root_ + width_;
         direction_ = mean_ + width_;
     }
 
@@ -36,7 +36,7 @@ public:
         for (const Entry* entry = begin; entry < end; ++entry) steps_4_to_6(entry->position, mean_second);
     }
 
-    void prefetch(const Entry& entry) const {
+    RECSYS_PREFETCH void prefetch(const Entry& entry) const {
         const int64_t row = update_.rows[entry.position];
         prefetch_row(update_.gradients + entry.position * width_, width_);
         prefetch_row<true>(update_.weights + row * width_, width_);
@@ -58,8 +58,10 @@ public:
         const auto bucket = static_cast<int64_t>(begin->key);
         const float share = 1.0f / static_cast<float>(end - begin);
         float* __restrict mean = mean_;
-        set_to_zero(mean);
-        for (const Entry* entry = begin; entry < end; ++entry) {
+        const float* __restrict g = gradient(begin->position);
+#pragma omp simd
+        for (int64_t d = 0; d < width_; ++d) mean[d] = g[d] * g[d];
+        for (const Entry* entry = begin + 1; entry < end; ++entry) {
             const float* __restrict g = gradient(entry->position);
 #pragma omp simd
             for (int64_t d = 0; d < width_; ++d) mean[d] += g[d] * g[d];
@@ -74,33 +76,37 @@ public:
         ++basis_.updates[bucket];
     }
 
-    // sqrt(V^) + eps of a row with these two bucket rows (or one, twice) to root_; returns mean_d V^.
+    // 1 / (sqrt(V^) + eps) of a row with these two bucket rows (or one, twice) to inverse_root_; returns mean_d V^.
     float root_of_second(int64_t left, int64_t right) const {
         const float* __restrict a = basis_.second + left * width_;
         const float* __restrict b = basis_.second + right * width_;
-        const float correction_a = correction2(left), correction_b = correction2(right), eps = basis_.eps;
-        float* __restrict root = root_;
-        float sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t d = 0; d < width_; ++d) {
-            const float one = a[d] / correction_a, other = b[d] / correction_b;
-            const float corrected = one < other ? one : other;
-            sum += corrected;
-            root[d] = std::sqrt(corrected) + eps;
+        const float scale_a = 1 / correction2(left), scale_b = 1 / correction2(right), eps = basis_.eps;
+        float* __restrict corrected = mean_;
+        float* __restrict inverse = inverse_root_;
+        if (left == right) {
+            set_scaled(corrected, a, scale_a, width_);
+        } else {
+#pragma omp simd
+            for (int64_t d = 0; d < width_; ++d) {
+                const float one = scale_a * a[d], other = scale_b * b[d];
+                corrected[d] = one < other ? one : other;
+            }
         }
-        return sum / static_cast<float>(width_);
+#pragma omp simd
+        for (int64_t d = 0; d < width_; ++d) inverse[d] = 1.0f / (std::sqrt(corrected[d]) + eps);
+        return sum(corrected, width_) / static_cast<float>(width_);
     }
 
-    // 4 to 6 for row u, with its root_ and mean_d V^.
+    // 4 to 6 for row u, with its inverse_root_ and mean_d V^.
     void steps_4_to_6(int64_t u, float mean_second) const {
         const int64_t row = update_.rows[u];
         const float scalar = step_4(u, row, mean_second);
         const float* __restrict direction = step_5(u);
         const float rate = update_.learning_rate * scalar, keep = update_.keep;
-        const float* __restrict root = root_;
+        const float* __restrict inverse = inverse_root_;
         float* __restrict w = update_.weights + row * width_;
 #pragma omp simd
-        for (int64_t d = 0; d < width_; ++d) w[d] = keep * w[d] - rate * direction[d] / root[d];  // 6
+        for (int64_t d = 0; d < width_; ++d) w[d] = keep * w[d] - rate * direction[d] * inverse[d];  // 6
     }
 
 private:
@@ -136,7 +142,7 @@ private:
         if (basis_.updates[where.first] > 0 && basis_.updates[where.second] > 0) {
             float* __restrict unit = direction_;
             first_of_row(where, unit);
-            for (int64_t d = 0; d < width_; ++d) unit[d] /= root_[d];
+            for (int64_t d = 0; d < width_; ++d) unit[d] *= inverse_root_[d];
             inner = dot(unit, g, width_);
             if (basis_.normalized) {
                 const float norms = std::sqrt(sum_of_squares(unit, width_)) * std::sqrt(sum_of_squares(g, width_));
@@ -197,7 +203,7 @@ private:
     const Update& update_;
     const Basis& basis_;
     const int64_t width_;
-    float *root_, *mean_, *direction_;
+    float *inverse_root_, *mean_, *direction_;
 };
 
 constexpr int64_t kBasisBlock = 128;  // buckets or rows that a thread takes at a time

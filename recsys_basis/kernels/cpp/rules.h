@@ -42,7 +42,7 @@ struct Sgd {
     int64_t width;
     float eta, keep;
 
-    void prefetch(int64_t) const {}
+    RECSYS_PREFETCH void prefetch(int64_t) const {}
     void apply(int64_t, int64_t, const float* g, float* w) const { step(w, g, eta, keep, width); }  // 1
 };
 
@@ -52,7 +52,7 @@ struct RowwiseAdagrad {
     float* squares;  // G [R]
     float eps;
 
-    void prefetch(int64_t row) const { __builtin_prefetch(squares + row, 1); }
+    RECSYS_PREFETCH void prefetch(int64_t row) const { __builtin_prefetch(squares + row, 1); }
     void apply(int64_t, int64_t row, const float* g, float* w) const {
         const float sum = squares[row] += mean_of_squares(g, width);  // 1
         step(w, g, eta / (std::sqrt(sum) + eps), keep, width);        // 2
@@ -65,7 +65,7 @@ struct Adagrad {
     float* squares;  // G [R, D]
     float eps;
 
-    void prefetch(int64_t row) const { prefetch_row<true>(squares + row * width, width); }
+    RECSYS_PREFETCH void prefetch(int64_t row) const { prefetch_row<true>(squares + row * width, width); }
     void apply(int64_t, int64_t row, const float* __restrict g, float* __restrict w) const {
         float* __restrict sums = squares + row * width;
 #pragma omp simd
@@ -82,7 +82,7 @@ struct Adam {
     float eta, keep;
     AdamState state;  // step 1 is the caller's
 
-    void prefetch(int64_t row) const {
+    RECSYS_PREFETCH void prefetch(int64_t row) const {
         prefetch_row<true>(state.first + row * width, width);
         prefetch_row<true>(state.second + row * width, width);
     }
@@ -105,7 +105,7 @@ struct PartialRowwiseAdam {
     float eta, keep;
     AdamState state;  // step 1 is the caller's
 
-    void prefetch(int64_t row) const {
+    RECSYS_PREFETCH void prefetch(int64_t row) const {
         prefetch_row<true>(state.first + row * width, width);
         __builtin_prefetch(state.second + row, 1);
     }

@@ -22,6 +22,11 @@ class CppLookup:
         load()
         self.features = features
 
+    def prepare(self, weights: torch.Tensor, optimizer: RowOptimizer) -> None:
+        """Ask the system to keep weights and state in huge pages, since rows are read at random."""
+        for tensor in (weights, *(state.tensor for state in optimizer.state.values())):
+            load().advise_huge_pages(tensor)
+
     def pool(self, weights: torch.Tensor, bags: Bags) -> torch.Tensor:
         """As ``TorchLookup.pool``, in one pass."""
         num_features = len(self.features.tables)

@@ -19,6 +19,9 @@ class TorchLookup:
     def __init__(self, features: Features) -> None:
         self.features = features
 
+    def prepare(self, weights: torch.Tensor, optimizer: RowOptimizer) -> None:
+        """Before the first batch: nothing to do."""
+
     def pool(self, weights: torch.Tensor, bags: Bags) -> torch.Tensor:
         """Pooled vectors [B, F * D] of ``weights`` [R, D]. Raises IndexError for a row out of range."""
         pooled = F.embedding_bag(

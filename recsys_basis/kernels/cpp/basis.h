@@ -17,10 +17,11 @@ inline float correction(const Corrections& corrections, int32_t updates) {
     return static_cast<float>(1 - std::pow(corrections.beta, updates));
 }
 
+template <class WidthType>
 class BasisPass {
 public:
-    BasisPass(const Update& update, const Basis& basis, int thread)
-        : update_(update), basis_(basis), width_(update.width) {
+    BasisPass(const Update& update, const Basis& basis, WidthType width, int thread)
+        : update_(update), basis_(basis), width_(width) {
         inverse_root_ = basis.scratch + thread * 3 * width_;
         mean_ = inverse_root_ + width_;
         direction_ = mean_ + width_;
@@ -202,18 +203,19 @@ private:
 
     const Update& update_;
     const Basis& basis_;
-    const int64_t width_;
+    const WidthType width_;
     float *inverse_root_, *mean_, *direction_;
 };
 
 constexpr int64_t kBasisBlock = 128;  // buckets or rows that a thread takes at a time
 
-void basis(const Update& update, const Basis& job) {
+template <class WidthType>
+void update_buckets(const Update& update, const Basis& job, WidthType width) {
     constexpr int64_t kAhead = 6;  // rows between a prefetch and its use
     const int64_t num_entries = job.starts[job.num_touched];
 #pragma omp parallel for num_threads(update.threads) schedule(dynamic, 1)
     for (int64_t block = 0; block < job.num_touched; block += kBasisBlock) {
-        const BasisPass pass(update, job, thread_number());
+        const BasisPass<WidthType> pass(update, job, width, thread_number());
         const int64_t last = block + kBasisBlock < job.num_touched ? block + kBasisBlock : job.num_touched;
         for (int64_t group = block; group < last; ++group) {
             for (int64_t entry = job.starts[group]; entry < job.starts[group + 1]; ++entry)
@@ -223,19 +225,23 @@ void basis(const Update& update, const Basis& job) {
     }
 }
 
+void basis(const Update& update, const Basis& job) {
+    with_width(update.width, [&](auto width) { update_buckets(update, job, width); });
+}
+
 void basis_two_buckets(const Update& update, const Basis& job) {
     if (job.scalar == Scalar::hypergradient) {
 #pragma omp parallel for num_threads(update.threads) schedule(static, kBasisBlock)
-        for (int64_t u = 0; u < update.num_rows; ++u) BasisPass(update, job, thread_number()).step_1(u);
+        for (int64_t u = 0; u < update.num_rows; ++u) BasisPass<Width<0>>(update, job, {update.width}, thread_number()).step_1(u);
     }
 #pragma omp parallel for num_threads(update.threads) schedule(static, kBasisBlock)
     for (int64_t group = 0; group < job.num_touched; ++group) {
-        const BasisPass pass(update, job, thread_number());
+        const BasisPass<Width<0>> pass(update, job, {update.width}, thread_number());
         pass.steps_2_and_3(job.entries + job.starts[group], job.entries + job.starts[group + 1]);
     }
 #pragma omp parallel for num_threads(update.threads) schedule(static, kBasisBlock)
     for (int64_t u = 0; u < update.num_rows; ++u) {
-        const BasisPass pass(update, job, thread_number());
+        const BasisPass<Width<0>> pass(update, job, {update.width}, thread_number());
         pass.steps_4_to_6(u, pass.root_of_second(job.buckets[u].first, job.buckets[u].second));
     }
 }

@@ -1,6 +1,8 @@
 // The Python module recsys_basis.kernels._kernels, and the choice of instruction set at run time.
 #include "module.h"
 
+#include <sys/mman.h>
+
 namespace recsys {
 
 namespace baseline {
@@ -40,9 +42,22 @@ const Choice choice = choose();
 const Kernels& kernels() { return *choice.kernels; }
 const char* instruction_set() { return choice.name; }
 
+void advise_huge_pages(void* start, size_t num_bytes) {
+    constexpr uintptr_t kHugePage = uintptr_t{2} << 20;
+    constexpr int kCollapse = 25;  // MADV_COLLAPSE of Linux 6.1: pages that were touched before become huge, too
+    const uintptr_t first = (reinterpret_cast<uintptr_t>(start) + kHugePage - 1) / kHugePage * kHugePage;
+    const uintptr_t last = (reinterpret_cast<uintptr_t>(start) + num_bytes) / kHugePage * kHugePage;
+    if (last <= first) return;
+    madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+    madvise(reinterpret_cast<void*>(first), last - first, kCollapse);
+}
+
 }  // namespace recsys
 
 NB_MODULE(_kernels, module) {
+    module.def("advise_huge_pages", [](const recsys::nb::ndarray<recsys::nb::device::cpu>& tensor) {
+        recsys::advise_huge_pages(tensor.data(), tensor.nbytes());
+    });
     module.attr("instruction_set") = recsys::instruction_set();
     recsys::bind_bags(module);
     recsys::bind_rules(module);

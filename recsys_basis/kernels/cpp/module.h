@@ -34,6 +34,10 @@ nb::ndarray<nb::pytorch, T> as_tensor(Buffer<T> buffer, size_t rows, size_t widt
     return nb::ndarray<nb::pytorch, T>(kept->data(), width ? 2 : 1, shape, owner);
 }
 
+// Ask for huge pages under memory [start, start + num_bytes): a random row then costs no walk of page tables.
+// A hint: where the system has none, nothing changes.
+void advise_huge_pages(void* start, size_t num_bytes);
+
 void bind_bags(nb::module_& module);
 void bind_rules(nb::module_& module);
 

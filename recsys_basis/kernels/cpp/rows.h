@@ -5,6 +5,25 @@
 
 namespace recsys::RECSYS_VARIANT {
 
+// A width known when the kernels are compiled, or 0 and a number: loops over a known one are unrolled whole.
+template <int64_t kKnown>
+struct Width {
+    int64_t number;
+    constexpr operator int64_t() const { return kKnown ? kKnown : number; }
+};
+
+// Call body with the width, known where it is a usual one.
+template <class Body>
+void with_width(int64_t width, const Body& body) {
+    switch (width) {
+        case 16: return body(Width<16>{width});
+        case 32: return body(Width<32>{width});
+        case 64: return body(Width<64>{width});
+        case 128: return body(Width<128>{width});
+        default: return body(Width<0>{width});
+    }
+}
+
 // For functions that only prefetch: where GCC does not inline one, it drops the call as having no effect.
 #define RECSYS_PREFETCH [[gnu::always_inline]] inline
 

@@ -25,11 +25,16 @@ RUN case "$ACCELERATOR" in \
     esac \
     && pip install --no-deps -r "requirements/$ACCELERATOR.lock"
 
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml CMakeLists.txt README.md LICENSE ./
 COPY configs configs
 COPY recsys_basis recsys_basis
-# The constraint holds the build backend to its locked version too.
-RUN PIP_CONSTRAINT=requirements/dev.lock pip install --no-deps .
+# The constraint holds the build tools to their locked versions too. The compiler leaves once the kernels are made;
+# libgomp runs their threads.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ libgomp1 \
+    && PIP_CONSTRAINT=requirements/dev.lock pip install --no-deps . \
+    && apt-get purge --yes --auto-remove g++ \
+    && rm -rf /var/lib/apt/lists/*
 
 RUN useradd --create-home user && mkdir /data && chown user /data
 USER user

@@ -41,7 +41,8 @@ lint: $(INSTALLED)
 
 # The locks name every package, so pip resolves nothing (--no-deps): torchrec's metadata would draw in CUDA.
 # pip writes INSTALLER last. A package without it was broken off, yet pip would take it for whole: forget it.
-$(INSTALLED): requirements/cpu.lock requirements/dev.lock pyproject.toml
+# Without a C++ compiler the last step installs plain PyTorch alone, and the kernels' tests skip, saying so.
+$(INSTALLED): requirements/cpu.lock requirements/dev.lock pyproject.toml CMakeLists.txt $(wildcard recsys_basis/kernels/cpp/*)
 	@test "$(call version,$(PYTHON))" = 3.11 || { \
 		echo "No Python 3.11 found as $(or $(PYTHON),python3.11 or python3)."; \
 		echo "Install it, or say where it is: make install PYTHON=/path/to/python3.11"; exit 1; }
@@ -55,7 +56,7 @@ $(INSTALLED): requirements/cpu.lock requirements/dev.lock pyproject.toml
 		echo "PyTorch's CPU build did not come. Is $(TORCH_INDEX) in reach? Run make install again, or name"; \
 		echo "a mirror: make install TORCH_INDEX=URL, or a folder with the wheel: PIP_FIND_LINKS=FOLDER"; exit 1; }
 	$(PIP) install --no-deps -r requirements/cpu.lock -r requirements/dev.lock
-	$(PIP) install --no-deps --no-build-isolation --editable .
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install --no-deps --no-build-isolation --editable .
 	@$(BIN)/python -c "import torch, fbgemm_gpu, torchrec" || { \
 		echo "The packages are installed but do not load. $(BIN)/recsys-basis doctor says why;"; \
 		echo "to begin anew, remove $(VENV) and run make install again."; exit 1; }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import configparser
 import importlib.metadata
+import os
 import re
 import subprocess
 import sys
@@ -13,10 +14,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from hatchling.builders.wheel import WheelBuilder
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+from support.kernels import require_kernels
 
 import recsys_basis
 from recsys_basis import doctor
@@ -43,11 +44,26 @@ def read_lock(name: str) -> dict[str, Version]:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The unpacked wheel."""
-    folder = tmp_path_factory.mktemp("wheel")
-    built = next(WheelBuilder(str(ROOT)).build(directory=str(folder), versions=["standard"]))
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+def build_wheel(folder: Path, **environment: str) -> Path:
+    """Build as pip does, with this environment's build tools; returns the unpacked wheel."""
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run(
+        [*command, "--wheel-dir", str(folder), str(ROOT)], env=os.environ | environment, check=True, cwd=folder
+    )
+    (built,) = folder.glob("*.whl")
     with zipfile.ZipFile(built) as archive:
         archive.extractall(folder / "unpacked")
     return folder / "unpacked"
+
+
+def run_installed(wheel: Path, code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run ``code`` in ``folder`` with the wheel's package; -S keeps an editable install out of the way."""
+    code = f"import sys; sys.path[:] = {[str(wheel), *sys.path]!r}\n{code}"
+    command = [sys.executable, "-S", "-c", code]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
 def files_below(folder: Path) -> dict[str, bytes]:
@@ -59,21 +75,32 @@ def test_the_wheel_holds_the_package_and_its_configs_and_nothing_else(wheel: Pat
     inside = files_below(wheel / "recsys_basis")
     configs = {f"configs/{name}": text for name, text in files_below(ROOT / "configs").items()}
     assert "configs/train.yaml" in configs
-    assert inside == files_below(ROOT / "recsys_basis") | configs
+    compiled = {name for name in inside if name.endswith(".so")}
+    expected = files_below(ROOT / "recsys_basis") | configs
+    assert {name: text for name, text in inside.items() if name not in compiled} == expected
+    require_kernels()  # where they were compiled once, they must be here
+    (name,) = compiled
+    assert name.startswith("kernels/_kernels.")
     assert [path.name for path in wheel.iterdir() if not path.name.endswith(".dist-info")] == ["recsys_basis"]
 
 
 def test_an_installed_package_finds_its_own_configs(wheel: Path, tmp_path: Path) -> None:
     code = "from recsys_basis.config_folder import config_folder; print(config_folder())"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(wheel)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_installed(wheel, code, tmp_path)
     assert Path(done.stdout.strip()) == wheel / "recsys_basis" / "configs"
+
+
+def test_without_a_compiler_the_package_installs_and_says_what_it_lacks(tmp_path: Path) -> None:
+    wheel = build_wheel(tmp_path, CXX="/nonexistent/c++")
+    code = (
+        "from recsys_basis.embeddings.choice import choose_bags_kernel, describe_choice\n"
+        "print(choose_bags_kernel('auto', 'basis', 'cpu'), describe_choice('basis', 'cpu'))\n"
+        "choose_bags_kernel('cpp', 'basis', 'cpu')"
+    )
+    done = run_installed(wheel, code, tmp_path)
+    assert done.stdout.startswith("torch embedding.kernel = auto: plain PyTorch, since the compiled kernels")
+    assert "embedding.kernel = cpp: the compiled kernels do not load" in done.stderr
+    assert "install a C++17 compiler" in done.stderr
 
 
 def test_the_wheel_declares_the_command_the_version_and_the_license(wheel: Path) -> None:

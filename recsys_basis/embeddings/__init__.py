@@ -1,6 +1,9 @@
 """Sparse ids to pooled vectors, sharded over ranks, updated inside backward.
 
 bags.py      our table-batched embedding bags: lookup, duplicates summed, row optimizer
+features.py  the features of a group, and the bags of a batch
+torch_lookup.py, cpp_lookup.py    lookup, sums of duplicates and update: in plain PyTorch, by C++ kernels
+choice.py    which of them runs
 striping.py  ids to rows, so that row-wise shards share the hot ids
 kernel.py    the bags as a TorchRec compute kernel
 state.py     their optimizer state as a TorchRec fused optimizer: ShardedTensors by table name

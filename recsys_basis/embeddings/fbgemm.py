@@ -27,7 +27,7 @@ def fbgemm_fused_params(config: RowOptimizerConfig, device_type: str) -> dict[st
     if config.rule not in supported:
         raise ConfigError(
             f"embedding.kernel = fbgemm: FBGEMM has no {config.rule!r} on {device_type}, only "
-            f"{', '.join(supported)}; choose one of these, or embedding.kernel=torch"
+            f"{', '.join(supported)}; choose one of these, or embedding.kernel=auto"
         )
     if config.weight_decay:
         raise ConfigError(

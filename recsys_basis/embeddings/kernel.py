@@ -26,6 +26,7 @@ from torchrec.optim.fused import EmptyFusedOptimizer, FusedOptimizer, FusedOptim
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recsys_basis.embeddings.bags import RowOptimizedEmbeddingBags
+from recsys_basis.embeddings.spec import BagsKernel
 from recsys_basis.embeddings.state import RowFusedOptimizer
 from recsys_basis.row_optimizers.base import RowOptimizerConfig
 from recsys_basis.tables import Table, TableShard
@@ -41,6 +42,7 @@ class EmbeddingSpec:
     tables: tuple[Table, ...]
     row_optimizer: RowOptimizerConfig
     hold_gradients: bool
+    kernel: BagsKernel
 
     def table(self, name: str) -> Table:
         return next(table for table in self.tables if table.name == name)
@@ -68,6 +70,7 @@ class RowOptimizerKernel(BaseBatchedEmbeddingBag[torch.Tensor], FusedOptimizerMo
             pooling="mean" if mean else "sum",
             hold_gradients=spec.hold_gradients,
             device=device or "cpu",
+            kernel=spec.kernel,
         )
         self._fused_optimizer = RowFusedOptimizer(self._bags, config.embedding_tables, process_group)
         self._parameters_by_table = {

@@ -10,14 +10,18 @@ from recsys_basis.schema import Section
 from recsys_basis.tables import MAX_PARTITIONS
 
 
+BagsKernel = Literal["cpp", "torch"]
+"""Kernels of our own embedding bags."""
+
+
 class EmbeddingConfig(Section):
     """Section ``embedding``; defaults and their reasons in configs/embedding/default.yaml."""
 
     embedding_dim: Annotated[int, Field(ge=1, le=4096)]
     """D."""
     pooling: Literal["sum", "mean"]
-    kernel: Literal["torch", "fbgemm"]
-    """Who computes lookup and update: our embedding bags in plain PyTorch, or FBGEMM's fused module."""
+    kernel: Literal["auto", "cpp", "torch", "fbgemm"]
+    """Who computes lookup and update: our embedding bags by C++ kernels or in plain PyTorch, or FBGEMM."""
     sharding: Literal["auto", "table_wise", "row_wise"]
     max_partitions: Annotated[int, Field(ge=1, le=MAX_PARTITIONS)]
     """P of large tables: a power of two."""

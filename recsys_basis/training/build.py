@@ -16,6 +16,7 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 
 from recsys_basis.dense_optimizers import create_dense_optimizer
 from recsys_basis.embeddings.bags import RowOptimizedEmbeddingBags
+from recsys_basis.embeddings.choice import choose_bags_kernel
 from recsys_basis.embeddings.fbgemm import fbgemm_fused_params
 from recsys_basis.embeddings.initial import initialize_weights, leave_uninitialized
 from recsys_basis.embeddings.kernel import SPEC_KEY, EmbeddingSpec
@@ -160,7 +161,9 @@ def _fused_params(config: TrainConfig, tables: tuple[Table, ...], runtime: Runti
         if clipping:
             raise ConfigError(
                 "max_gradient_norm with embedding.kernel = fbgemm: FBGEMM updates rows before the norm is "
-                "known; choose embedding.kernel=torch, or max_gradient_norm=null"
+                "known; choose embedding.kernel=auto, or max_gradient_norm=null"
             )
         return fbgemm_fused_params(config.row_optimizer, runtime.device.type)
-    return {SPEC_KEY: EmbeddingSpec(tables, config.row_optimizer, hold_gradients=clipping)}
+    rule, device_type = config.row_optimizer.rule, runtime.device.type
+    kernel = choose_bags_kernel(config.embedding.kernel, rule, device_type)
+    return {SPEC_KEY: EmbeddingSpec(tables, config.row_optimizer, clipping, kernel)}

@@ -241,7 +241,8 @@ def _layout(trainable: Trainable) -> dict[str, Any]:
         "tables": tables,
         "model": config["model"],
         "pooling": config["embedding"]["pooling"],
-        "kernel": config["embedding"]["kernel"],
+        # C++ and plain PyTorch keep the same state: a run may go on with the other.
+        "kernel": "fbgemm" if config["embedding"]["kernel"] == "fbgemm" else "recsys_basis",
         "row_optimizer": row,
         "dense_optimizer": dense,
         "tower_average_decay": config["tower_average_decay"],

@@ -18,6 +18,7 @@ from recsys_basis.batches.batch import Batch
 from recsys_basis.batches.parquet import RowGroup
 from recsys_basis.batches.stream import BatchStream, Shuffle
 from recsys_basis.embeddings.bags import NonFiniteError
+from recsys_basis.embeddings.choice import describe_choice
 from recsys_basis.ingest.manifest import Manifest
 from recsys_basis.metrics.jitter import JITTER_STEPS, loss_jitter
 from recsys_basis.metrics.resources import RowMeter
@@ -90,6 +91,8 @@ class Run:
             self.progress = load_checkpoint(checkpoints[-1], self.trainable, self._identity())
             self._say(f"resumed from {checkpoints[-1]} at step {self.progress.step}")
         self.folder.start(self.progress.step)
+        if self.config.embedding.kernel == "auto":
+            self._say(describe_choice(self.config.row_optimizer.rule, self.runtime.device.type))
         self._say(
             f"training on {self.runtime.device}, {self.runtime.world_size} rank(s) of "
             f"{self.runtime.threads} thread(s), {self.num_steps:,} steps"

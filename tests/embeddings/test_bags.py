@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import pytest
 import torch
+from support.kernels import require_kernels
 
 from recsys_basis.embeddings.bags import NonFiniteError, RowOptimizedEmbeddingBags
+from recsys_basis.embeddings.features import Pooling
+from recsys_basis.embeddings.spec import BagsKernel
 from recsys_basis.row_optimizers import row_optimizer_defaults
 from recsys_basis.tables import Table, TableShard
+
+MakeBags = Callable[..., RowOptimizedEmbeddingBags]
 
 SIZES = (5, 11, 3)
 
 
-def make_bags(pooling: str = "sum", width: int = 4, hold: bool = False) -> RowOptimizedEmbeddingBags:
+@pytest.fixture(params=["torch", "cpp"])
+def make_bags(request: pytest.FixtureRequest) -> MakeBags:
+    """Bags of each kernel in turn."""
+    if request.param == "cpp":
+        require_kernels()
+    return functools.partial(bags_of, request.param)
+
+
+def bags_of(
+    kernel: BagsKernel, pooling: Pooling = "sum", width: int = 4, hold: bool = False
+) -> RowOptimizedEmbeddingBags:
     shards = [TableShard.whole(Table(f"t{i}", n, width, 1)) for i, n in enumerate(SIZES)]
     # Features 0 and 2 share table 1, so that one row may come from two features.
     bags = RowOptimizedEmbeddingBags(
-        shards, [1, 0, 1, 2], row_optimizer_defaults("sgd", learning_rate=1.0), pooling, hold
+        shards, [1, 0, 1, 2], row_optimizer_defaults("sgd", learning_rate=1.0), pooling, hold, kernel=kernel
     )
     bags.weights.copy_(torch.randn(bags.weights.shape, generator=torch.Generator().manual_seed(0)))
     return bags
@@ -52,7 +70,7 @@ def oracle(
             total = torch.zeros(weights.shape[1], dtype=weights.dtype)
             for item in items:
                 total = total + psw[item] * weights[starts[feature] + int(indices[item])]
-            pooled.append(total / max(1, len(items)) if bags.pooling == "mean" else total)
+            pooled.append(total / max(1, len(items)) if bags.features.pooling == "mean" else total)
     return torch.stack(pooled).view(batch_size, -1)
 
 
@@ -61,7 +79,7 @@ def oracle(
 @pytest.mark.parametrize("index_type", [torch.int32, torch.int64])
 @pytest.mark.parametrize("width", [1, 3, 16])
 def test_forward_and_gradients_match_float64_autograd(
-    pooling: str, weighted: bool, index_type: torch.dtype, width: int
+    make_bags: MakeBags, pooling: Pooling, weighted: bool, index_type: torch.dtype, width: int
 ) -> None:
     bags = make_bags(pooling, width)
     indices, offsets, psw = make_input(7, seed=width)
@@ -83,7 +101,7 @@ def test_forward_and_gradients_match_float64_autograd(
         torch.testing.assert_close(psw_leaf.grad.double(), exact_psw.grad, rtol=1e-5, atol=1e-6)
 
 
-def test_update_sees_each_row_once_with_its_summed_gradient() -> None:
+def test_update_sees_each_row_once_with_its_summed_gradient(make_bags: MakeBags) -> None:
     bags = make_bags(hold=True)
     indices = torch.tensor([2, 2, 0, 2])  # table 1 row 2 thrice: twice by feature 0, once by feature 2
     offsets = torch.tensor([0, 2, 3, 4, 4])
@@ -94,7 +112,7 @@ def test_update_sees_each_row_once_with_its_summed_gradient() -> None:
     assert gradients.tolist() == [[1.0] * 4, [3.0] * 4]
 
 
-def test_held_gradients_change_nothing_until_applied() -> None:
+def test_held_gradients_change_nothing_until_applied(make_bags: MakeBags) -> None:
     held, direct = make_bags(hold=True), make_bags()
     indices, offsets, _ = make_input(5, seed=1)
     before = held.weights.clone()
@@ -107,7 +125,7 @@ def test_held_gradients_change_nothing_until_applied() -> None:
     assert torch.equal(held.weights, direct.weights)
 
 
-def test_learning_rate_is_read_at_each_update() -> None:
+def test_learning_rate_is_read_at_each_update(make_bags: MakeBags) -> None:
     bags = make_bags()
     before = bags.weights.clone()
     bags.learning_rate = 0.0
@@ -116,7 +134,7 @@ def test_learning_rate_is_read_at_each_update() -> None:
     assert torch.equal(bags.weights, before)
 
 
-def test_no_gradient_of_table_size_exists() -> None:
+def test_no_gradient_of_table_size_exists(make_bags: MakeBags) -> None:
     bags = make_bags()
     indices, offsets, _ = make_input(5, seed=1)
     bags(indices, offsets).sum().backward()
@@ -125,7 +143,7 @@ def test_no_gradient_of_table_size_exists() -> None:
 
 
 @pytest.mark.parametrize("row", [-1, 11, 4_000_000_000])
-def test_row_out_of_range_names_table_and_row_and_changes_nothing(row: int) -> None:
+def test_row_out_of_range_names_table_and_row_and_changes_nothing(make_bags: MakeBags, row: int) -> None:
     bags = make_bags()
     before = bags.weights.clone()
     with pytest.raises(IndexError, match=rf"table t1: row {row} .*0\.\.10"):
@@ -134,7 +152,7 @@ def test_row_out_of_range_names_table_and_row_and_changes_nothing(row: int) -> N
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
-def test_non_finite_gradient_names_the_table_and_changes_nothing(value: float) -> None:
+def test_non_finite_gradient_names_the_table_and_changes_nothing(make_bags: MakeBags, value: float) -> None:
     bags = make_bags()
     before = bags.weights.clone()
     pooled = bags(torch.tensor([0, 1, 2, 1]), torch.tensor([0, 1, 2, 3, 4]))
@@ -145,7 +163,7 @@ def test_non_finite_gradient_names_the_table_and_changes_nothing(value: float) -
     assert torch.equal(bags.weights, before)
 
 
-def test_empty_batch() -> None:
+def test_empty_batch(make_bags: MakeBags) -> None:
     bags = make_bags()
     before = bags.weights.clone()
     pooled = bags(torch.empty(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))

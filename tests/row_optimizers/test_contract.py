@@ -1,12 +1,12 @@
-"""What every rule must do, whatever its formula. A new rule or option enters by one line of VARIANTS."""
+"""What every rule must do, whatever its formula; the rules are those of support/row_variants.py."""
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
 import torch
+from support.row_variants import IDS, VARIANTS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from recsys_basis.row_optimizers import ROW_OPTIMIZERS, create_row_optimizer, row_optimizer_defaults
@@ -14,45 +14,6 @@ from recsys_basis.row_optimizers.base import RowOptimizer, RowOptimizerConfig
 from recsys_basis.segments import Segments
 from recsys_basis.tables import Table, TableShard
 
-SMALL: dict[str, Any] = {"rows_per_bucket": 5.0, "hypergradient_rate": 2.0}
-
-
-def _basis_variants() -> list[tuple[str, dict[str, Any]]]:
-    variants: list[tuple[str, dict[str, Any]]] = []
-    for direction, scalar, hash_name in itertools.product(
-        ("gradient", "momentum", "head_momentum"),
-        ("none", "hypergradient", "energy"),
-        ("balanced", "double"),
-    ):
-        options: dict[str, Any] = {"direction": direction, "scalar": scalar, "hash": hash_name}
-        if direction == "head_momentum":
-            options["head_bucket_share"] = 0.5
-        variants.append(("basis", SMALL | options))
-    for options in (
-        {"direction": "momentum", "signed": True, "head_rows": 7},
-        {"direction": "momentum", "signed": True, "hash": "double"},
-        {"scalar": "energy", "energy_decay": 0.9, "energy_start": "first"},
-        {"scalar": "energy", "energy_decay": 0.9, "energy_start": "zero"},
-        {"scalar": "hypergradient", "hypergradient_form": "log", "signed": True},
-        {"scalar": "hypergradient", "hypergradient_normalized": True},
-        {"scalar": "hypergradient", "hypergradient_by_frequency": True, "direction": "momentum"},
-        {"rows_per_bucket": 1.0, "head_bucket_share": 1.0, "direction": "head_momentum"},
-        {"rows_per_bucket": 1e6},
-        {"head_rows": 1000000, "direction": "head_momentum"},
-        {"hash": "murmur3", "hash_seed": 3},
-        {"hash": "modulo"},
-    ):
-        variants.append(("basis", SMALL | options))
-    return variants
-
-
-VARIANTS: list[tuple[str, dict[str, Any]]] = [
-    *((name, {}) for name in ("adam", "partial_rowwise_adam", "rowwise_adagrad", "adagrad", "sgd")),
-    ("basis", {}),
-    ("basis_literal", {}),
-    *_basis_variants(),
-]
-IDS = [" ".join((name, *(f"{key}={value}" for key, value in options.items()))) for name, options in VARIANTS]
 every_variant = pytest.mark.parametrize(("name", "options"), VARIANTS, ids=IDS)
 
 TABLES = (("site", 118, 4), ("device", 3, 1), ("user", 61, 2), ("page", 40, 4))

@@ -1,0 +1,66 @@
+"""The features of one group of table shards, and the bags of ids that a batch brings for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from recsys_basis.tables import TableShard
+
+Pooling = Literal["sum", "mean"]
+
+
+@dataclass(frozen=True)
+class Features:
+    """F features; where the rows of each begin among the group's rows.
+
+    tables  name of each feature's table
+    starts  [F] int64, first group row of its shard
+    sizes   [F] int64, rows of its shard
+    """
+
+    tables: tuple[str, ...]
+    starts: torch.Tensor
+    sizes: torch.Tensor
+    pooling: Pooling
+
+    @classmethod
+    def of(
+        cls,
+        shards: Sequence[TableShard],
+        row_starts: Sequence[int],
+        shard_of_feature: Sequence[int],
+        pooling: Pooling,
+        device: torch.device | str,
+    ) -> Features:
+        """``shard_of_feature``: the index of each feature's table in ``shards``."""
+        return cls(
+            tuple(shards[index].table.name for index in shard_of_feature),
+            torch.tensor([row_starts[index] for index in shard_of_feature], device=device),
+            torch.tensor([shards[index].num_rows for index in shard_of_feature], device=device),
+            pooling,
+        )
+
+    def out_of_range(self, feature: int, row: int) -> IndexError:
+        """The error for ``row`` of ``feature``, which its shard does not have."""
+        return IndexError(
+            f"table {self.tables[feature]}: row {row} is outside this shard's "
+            f"rows 0..{int(self.sizes[feature]) - 1}"
+        )
+
+
+@dataclass(frozen=True)
+class Bags:
+    """The ids of one batch: F * B bags, feature-major.
+
+    indices             [L] int32 or int64, rows within each feature's table shard
+    offsets             [F * B + 1] int64
+    per_sample_weights  [L] float32, or None
+    """
+
+    indices: torch.Tensor
+    offsets: torch.Tensor
+    per_sample_weights: torch.Tensor | None

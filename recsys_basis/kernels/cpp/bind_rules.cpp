@@ -1,0 +1,268 @@
+// Bindings of the update rules: one function a rule, called with rows whose gradients are already summed.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "buckets.h"
+#include "module.h"
+#include "sort.h"
+
+namespace recsys {
+namespace {
+
+using Floats = Array<float, 1>;
+using Matrix = Array<float, 2>;
+using Numbers = Array<const int64_t, 1>;
+
+// The first arguments of every rule.
+Update make_update(const Matrix& weights, const Numbers& rows, const Array<const float, 2>& gradients,
+                   double learning_rate, double weight_decay, int threads) {
+    const auto num_rows = static_cast<int64_t>(rows.size()), limit = static_cast<int64_t>(weights.shape(0));
+    require(gradients.shape(0) == rows.size() && gradients.shape(1) == weights.shape(1),
+            "gradients: must be [rows, width of weights]");
+    bool ascends = true;
+    for (int64_t u = 1; u < num_rows; ++u) ascends &= rows.data()[u - 1] < rows.data()[u];
+    require(ascends, "rows: must be distinct and ascending");
+    require(num_rows == 0 || (rows.data()[0] >= 0 && rows.data()[num_rows - 1] < limit), "rows: out of range");
+    return {weights.data(),
+            rows.data(),
+            gradients.data(),
+            num_rows,
+            static_cast<int64_t>(weights.shape(1)),
+            static_cast<float>(learning_rate),
+            static_cast<float>(1 - learning_rate * weight_decay),
+            threads};
+}
+
+void require_shape(const Matrix& state, const Matrix& weights) {
+    require(state.shape(0) == weights.shape(0) && state.shape(1) == weights.shape(1),
+            "state: must have the shape of weights");
+}
+
+// 1 - beta^t, up to where it is 1 in float32 or the table gets long; kept for the life of the process.
+Corrections corrections_of(double beta) {
+    constexpr size_t kMost = 1 << 20;
+    static std::mutex mutex;
+    static std::map<double, std::vector<float>> tables;
+    const std::lock_guard<std::mutex> lock(mutex);
+    std::vector<float>& table = tables[beta];
+    if (table.empty()) table.push_back(static_cast<float>(1 - beta));  // t = 0 counts as t = 1
+    while (table.back() < 1 && table.size() < kMost)
+        table.push_back(static_cast<float>(1 - std::pow(beta, static_cast<double>(table.size()))));
+    return {table.data(), static_cast<int64_t>(table.size()), beta};
+}
+
+void sgd(const Matrix& weights, const Numbers& rows, const Array<const float, 2>& gradients, double learning_rate,
+         double weight_decay, int threads) {
+    const Update update = make_update(weights, rows, gradients, learning_rate, weight_decay, threads);
+    const nb::gil_scoped_release released;
+    kernels().sgd(update);
+}
+
+void rowwise_adagrad(const Matrix& weights, const Numbers& rows, const Array<const float, 2>& gradients,
+                     double learning_rate, double weight_decay, int threads, const Floats& squares, float eps) {
+    const Update update = make_update(weights, rows, gradients, learning_rate, weight_decay, threads);
+    require(squares.size() == weights.shape(0), "state: needs one number a row");
+    const nb::gil_scoped_release released;
+    kernels().rowwise_adagrad(update, squares.data(), eps);
+}
+
+void adagrad(const Matrix& weights, const Numbers& rows, const Array<const float, 2>& gradients,
+             double learning_rate, double weight_decay, int threads, const Matrix& squares, float eps) {
+    const Update update = make_update(weights, rows, gradients, learning_rate, weight_decay, threads);
+    require_shape(squares, weights);
+    const nb::gil_scoped_release released;
+    kernels().adagrad(update, squares.data(), eps);
+}
+
+// Step 1 of both Adams: every table counts one more update; then 1 - beta^t of each row's table, [U].
+struct TableCorrections {
+    Buffer<float> first, second;
+
+    TableCorrections(const Update& update, const Array<int64_t, 1>& updates, const Numbers& row_starts, double beta1,
+                     double beta2)
+        : first(update.num_rows), second(update.num_rows) {
+        const auto num_tables = static_cast<int64_t>(updates.size());
+        int64_t u = 0;
+        for (int64_t table = 0; table < num_tables; ++table) {
+            const auto t = static_cast<double>(++updates.data()[table]);
+            const auto correction1 = static_cast<float>(1 - std::pow(beta1, t));
+            const auto correction2 = static_cast<float>(1 - std::pow(beta2, t));
+            const int64_t end = table + 1 < num_tables ? row_starts.data()[table + 1] : INT64_MAX;
+            for (; u < update.num_rows && update.rows[u] < end; ++u) {
+                first[u] = correction1;
+                second[u] = correction2;
+            }
+        }
+    }
+};
+
+void adam(const Matrix& weights, const Numbers& rows, const Array<const float, 2>& gradients, double learning_rate,
+          double weight_decay, int threads, const Matrix& first, const Matrix& second,
+          const Array<int64_t, 1>& updates, const Numbers& row_starts, double beta1, double beta2, float eps) {
+    const Update update = make_update(weights, rows, gradients, learning_rate, weight_decay, threads);
+    require_shape(first, weights);
+    require_shape(second, weights);
+    require(updates.size() == row_starts.size(), "updates: needs one number a table");
+    const nb::gil_scoped_release released;
+    const TableCorrections corrections(update, updates, row_starts, beta1, beta2);
+    kernels().adam(update, {first.data(), second.data(), static_cast<float>(1 - beta1),
+                            static_cast<float>(1 - beta2), eps, corrections.first.data(),
+                            corrections.second.data()});
+}
+
+void partial_rowwise_adam(const Matrix& weights, const Numbers& rows, const Array<const float, 2>& gradients,
+                          double learning_rate, double weight_decay, int threads, const Matrix& first,
+                          const Floats& second, const Array<int64_t, 1>& updates, const Numbers& row_starts,
+                          double beta1, double beta2, float eps) {
+    const Update update = make_update(weights, rows, gradients, learning_rate, weight_decay, threads);
+    require_shape(first, weights);
+    require(second.size() == weights.shape(0), "state: needs one number a row");
+    require(updates.size() == row_starts.size(), "updates: needs one number a table");
+    const nb::gil_scoped_release released;
+    const TableCorrections corrections(update, updates, row_starts, beta1, beta2);
+    kernels().partial_rowwise_adam(update, {first.data(), second.data(), static_cast<float>(1 - beta1),
+                                            static_cast<float>(1 - beta2), eps, corrections.first.data(),
+                                            corrections.second.data()});
+}
+
+// Items (bucket row, row): one for each bucket that a row has.
+Buffer<Entry> entries_of(const Buffer<RowBucket>& buckets) {
+    int64_t count = buckets.size;
+    for (int64_t u = 0; u < buckets.size; ++u) count += buckets[u].second != buckets[u].first;
+    Buffer<Entry> entries(count);
+    int64_t next = 0;
+    for (int64_t u = 0; u < buckets.size; ++u) {
+        const auto position = static_cast<uint32_t>(u);
+        entries[next++] = {static_cast<uint64_t>(buckets[u].first), position, 1};
+        if (buckets[u].second != buckets[u].first)
+            entries[next++] = {static_cast<uint64_t>(buckets[u].second), position, 1};
+    }
+    return entries;
+}
+
+template <class Choice>
+Choice choose(const std::string& name, std::initializer_list<std::pair<const char*, Choice>> choices) {
+    for (const auto& [known, choice] : choices)
+        if (name == known) return choice;
+    throw nb::value_error(("unknown choice " + name).c_str());
+}
+
+// The row's bucket for each of `rows`, from the tensors of BucketMap in buckets.py (sign_seeds only if signed).
+Buffer<RowBucket> buckets_of_rows(const Update& update, const std::string& hash, const Numbers& row_start,
+                                  const Numbers& private_rows, const Numbers& shared,
+                                  const Numbers& shared_buckets, const Numbers& bucket_start,
+                                  const Numbers& private_start, const Numbers& keys,
+                                  const std::optional<Numbers>& sign_seeds) {
+    const auto choice = choose<Hash>(hash, {{"balanced", Hash::balanced},
+                                            {"murmur3", Hash::murmur3},
+                                            {"double", Hash::twice},
+                                            {"modulo", Hash::modulo}});
+    const BucketMap map{choice,
+                        row_start.data(),
+                        private_rows.data(),
+                        shared.data(),
+                        shared_buckets.data(),
+                        bucket_start.data(),
+                        private_start.data(),
+                        keys.data(),
+                        sign_seeds ? sign_seeds->data() : nullptr,
+                        static_cast<int64_t>(row_start.size())};
+    return buckets_of(map, update.rows, update.num_rows, update.threads);
+}
+
+// The settings of BasisConfig in spec.py, by its names.
+Basis make_basis(const nb::dict& config) {
+    const auto number = [&](const char* name) { return nb::cast<double>(config[name]); };
+    const auto text = [&](const char* name) { return nb::cast<std::string>(config[name]); };
+    const auto flag = [&](const char* name) { return nb::cast<bool>(config[name]); };
+    Basis basis{};
+    basis.direction = choose<Direction>(text("direction"), {{"gradient", Direction::gradient},
+                                                            {"momentum", Direction::momentum},
+                                                            {"head_momentum", Direction::head_momentum}});
+    basis.scalar = choose<Scalar>(text("scalar"), {{"none", Scalar::none},
+                                                   {"hypergradient", Scalar::hypergradient},
+                                                   {"energy", Scalar::energy}});
+    basis.first_of_all = basis.direction == Direction::momentum || basis.scalar == Scalar::hypergradient;
+    basis.energy_start_first = text("energy_start") == "first";
+    basis.log_form = text("hypergradient_form") == "log";
+    basis.normalized = flag("hypergradient_normalized");
+    basis.by_frequency = flag("hypergradient_by_frequency");
+    basis.amount1 = static_cast<float>(1 - number("beta1"));
+    basis.amount2 = static_cast<float>(1 - number("beta2"));
+    basis.eps = static_cast<float>(number("eps"));
+    basis.energy_decay = static_cast<float>(number("energy_decay"));
+    basis.energy_amount = static_cast<float>(1 - number("energy_decay"));
+    basis.hypergradient_rate = static_cast<float>(number("hypergradient_rate"));
+    basis.scalar_min = static_cast<float>(number("scalar_min"));
+    basis.scalar_max = static_cast<float>(number("scalar_max"));
+    basis.corrections1 = corrections_of(number("beta1"));
+    basis.corrections2 = corrections_of(number("beta2"));
+    return basis;
+}
+
+void basis(const Matrix& weights, const Numbers& rows, const Array<const float, 2>& gradients,
+           double learning_rate, double weight_decay, int threads, const nb::dict& config,
+           const std::optional<Matrix>& first, const Matrix& second, const Array<int32_t, 1>& updates,
+           const std::optional<Floats>& row_scalar, const Numbers& row_start, const Numbers& private_rows,
+           const Numbers& shared, const Numbers& shared_buckets, const Numbers& bucket_start,
+           const Numbers& private_start, const Numbers& keys, const Numbers& sign_seeds) {
+    const Update update = make_update(weights, rows, gradients, learning_rate, weight_decay, threads);
+    Basis job = make_basis(config);
+    require(second.shape(0) == updates.size() && second.shape(1) == weights.shape(1),
+            "second: must be [buckets, width], and updates one number a bucket");
+    require(!job.first_of_all || (first && first->shape(0) == updates.size()), "first: must be [buckets, width]");
+    require(job.direction == Direction::gradient || first, "first: must be there");
+    require(!first || first->shape(1) == weights.shape(1), "first: must be as wide as weights");
+    require(job.scalar == Scalar::none || (row_scalar && row_scalar->size() == weights.shape(0)),
+            "row_scalar: needs one number a row");
+    const auto hash = nb::cast<std::string>(config["hash"]);
+    const bool is_signed = nb::cast<bool>(config["signed"]);
+    const nb::gil_scoped_release released;
+    const Buffer<RowBucket> buckets =
+        buckets_of_rows(update, hash, row_start, private_rows, shared, shared_buckets, bucket_start, private_start,
+                        keys, is_signed ? std::optional<Numbers>(sign_seeds) : std::nullopt);
+    Buffer<Entry> entries = entries_of(buckets);
+    sort_by_key(entries, updates.size(), threads);
+    const Groups groups = group_by_key(entries, threads);
+    Buffer<float> scratch(threads * 3 * update.width);
+    job.first = first ? first->data() : nullptr;
+    job.second = second.data();
+    job.updates = updates.data();
+    job.row_scalar = row_scalar ? row_scalar->data() : nullptr;
+    job.buckets = buckets.data();
+    job.entries = entries.data();
+    job.starts = groups.starts.data();
+    job.num_touched = groups.count;
+    job.scratch = scratch.data();
+    (hash == "double" ? kernels().basis_two_buckets : kernels().basis)(update, job);
+}
+
+}  // namespace
+
+void bind_rules(nb::module_& module) {
+    using namespace nb::literals;
+    module.def("sgd", sgd, "weights"_a, "rows"_a, "gradients"_a, "learning_rate"_a, "weight_decay"_a, "threads"_a);
+    module.def("rowwise_adagrad", rowwise_adagrad, "weights"_a, "rows"_a, "gradients"_a, "learning_rate"_a,
+               "weight_decay"_a, "threads"_a, "squares"_a, "eps"_a);
+    module.def("adagrad", adagrad, "weights"_a, "rows"_a, "gradients"_a, "learning_rate"_a, "weight_decay"_a,
+               "threads"_a, "squares"_a, "eps"_a);
+    module.def("adam", adam, "weights"_a, "rows"_a, "gradients"_a, "learning_rate"_a, "weight_decay"_a,
+               "threads"_a, "first"_a, "second"_a, "updates"_a, "row_starts"_a, "beta1"_a, "beta2"_a, "eps"_a);
+    module.def("partial_rowwise_adam", partial_rowwise_adam, "weights"_a, "rows"_a, "gradients"_a,
+               "learning_rate"_a, "weight_decay"_a, "threads"_a, "first"_a, "second"_a, "updates"_a,
+               "row_starts"_a, "beta1"_a, "beta2"_a, "eps"_a);
+    module.def("basis", basis, "weights"_a, "rows"_a, "gradients"_a, "learning_rate"_a, "weight_decay"_a,
+               "threads"_a, "config"_a, "first"_a.none(), "second"_a, "updates"_a, "row_scalar"_a.none(),
+               "row_start"_a, "private_rows"_a, "shared"_a, "shared_buckets"_a, "bucket_start"_a,
+               "private_start"_a, "keys"_a, "sign_seeds"_a);
+}
+
+}  // namespace recsys

@@ -1,0 +1,129 @@
+// Rows come in ascending order, so what depends on the partition alone is computed once a partition.
+#include "buckets.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace recsys {
+namespace {
+
+constexpr uint64_t kLow62 = (uint64_t{1} << 62) - 1;
+constexpr uint64_t kLow63 = (uint64_t{1} << 63) - 1;
+
+// Division of numbers below 2^63 by a fixed divisor, by multiplication: Granlund and Montgomery, "Division by
+// Invariant Integers using Multiplication", PLDI 1994. magic = floor(2^(63 + l) / d) + 1, l = ceil(log2 d),
+// exceeds the quotient by e <= 1, and n e / 2^(63 + l) < 2^-l <= 1 / d: too little to change the result.
+class Divisor {
+public:
+    explicit Divisor(uint64_t divisor = 1) : divisor_(divisor) {
+        int bits = 0;
+        while ((uint64_t{1} << bits) < divisor) ++bits;
+        shift_ = bits - 1;
+        if (divisor > 1) magic_ = static_cast<uint64_t>((Wide{1} << (63 + bits)) / divisor) + 1;
+    }
+    uint64_t quotient(uint64_t number) const {
+        if (divisor_ == 1) return number;
+        return static_cast<uint64_t>(Wide{number} * magic_ >> 64) >> shift_;
+    }
+    uint64_t remainder(uint64_t number) const { return number - quotient(number) * divisor_; }
+
+private:
+    using Wide = unsigned __int128;
+    uint64_t divisor_, magic_ = 0;
+    int shift_ = 0;
+};
+
+// MurmurHash3's 64-bit finaliser.
+uint64_t mix64(uint64_t value) {
+    value = (value ^ value >> 33) * 0xFF51AFD7ED558CCD;
+    value = (value ^ value >> 33) * 0xC4CEB9FE1A85EC53;
+    return value ^ value >> 33;
+}
+
+// One partition of the map, and the hash within it.
+struct Partition {
+    int64_t row_start, num_private, bucket_start, private_start;
+    uint64_t shared, keys[4], sign_seed;
+    Divisor left, right, shared_buckets;
+    Hash hash;
+
+    Partition(const BucketMap& map, int64_t index)
+        : row_start(map.row_start[index]),
+          num_private(map.private_rows[index]),
+          bucket_start(map.bucket_start[index]),
+          private_start(map.private_start[index]),
+          shared(map.shared[index]),
+          sign_seed(map.sign_seeds ? map.sign_seeds[index] : 0),
+          shared_buckets(map.shared_buckets[index]),
+          hash(map.hash) {
+        const int num_keys = hash == Hash::balanced ? 4 : hash == Hash::twice ? 2 : hash == Hash::murmur3 ? 1 : 0;
+        for (int use = 0; use < num_keys; ++use) keys[use] = map.keys[use * map.num_partitions + index];
+        if (hash == Hash::balanced) {
+            const auto left_size = static_cast<uint64_t>(std::ceil(std::sqrt(static_cast<double>(shared))));
+            left = Divisor(left_size);
+            right = Divisor((shared + left_size - 1) / left_size);
+            left_size_ = left_size;
+        }
+    }
+
+    // f(x) of buckets.py; number 1 is the second function of hash=double.
+    uint64_t shared_bucket(uint64_t place, int number) const {
+        if (hash == Hash::balanced) return shared_buckets.remainder(permute(place));
+        if (hash == Hash::modulo) return shared_buckets.remainder(place);
+        return shared_buckets.remainder(mix64(place ^ keys[number]) & kLow63);
+    }
+
+private:
+    uint64_t permute(uint64_t index) const {
+        do index = feistel(index);
+        while (index >= shared);
+        return index;
+    }
+
+    uint64_t feistel(uint64_t index) const {
+        uint64_t high = left.quotient(index), low = index - high * left_size_;
+        low = left.remainder(low + (mix64(high ^ keys[0]) & kLow62));
+        high = right.remainder(high + (mix64(low ^ keys[1]) & kLow62));
+        low = left.remainder(low + (mix64(high ^ keys[2]) & kLow62));
+        high = right.remainder(high + (mix64(low ^ keys[3]) & kLow62));
+        return high * left_size_ + low;
+    }
+
+    uint64_t left_size_ = 1;
+};
+
+RowBucket bucket_of(const Partition& partition, int64_t row, bool is_signed) {
+    const int64_t place = row - partition.row_start;
+    if (place < partition.num_private) {
+        const int64_t bucket = partition.bucket_start + place;
+        return {bucket, bucket, partition.private_start + place, 1.0f};
+    }
+    const auto x = static_cast<uint64_t>(place - partition.num_private);
+    const int64_t start = partition.bucket_start + partition.num_private;
+    const int64_t first = start + static_cast<int64_t>(partition.shared_bucket(x, 0));
+    const bool twice = partition.hash == Hash::twice;
+    const int64_t second = twice ? start + static_cast<int64_t>(partition.shared_bucket(x, 1)) : first;
+    const float sign = is_signed && (mix64(x ^ partition.sign_seed) & 1) == 0 ? -1.0f : 1.0f;
+    return {first, second, -1, sign};
+}
+
+}  // namespace
+
+Buffer<RowBucket> buckets_of(const BucketMap& map, const int64_t* rows, int64_t num_rows, int threads) {
+    constexpr int64_t kBlock = 2048;  // rows
+    Buffer<RowBucket> result(num_rows);
+    const int64_t* last = map.row_start + map.num_partitions;
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+    for (int64_t begin = 0; begin < num_rows; begin += kBlock) {
+        const int64_t end = std::min(begin + kBlock, num_rows);
+        for (int64_t u = begin; u < end;) {
+            const int64_t* next = std::upper_bound(map.row_start, last, rows[u]);
+            const Partition partition(map, next - map.row_start - 1);
+            const int64_t limit = next == last ? INT64_MAX : *next;
+            for (; u < end && rows[u] < limit; ++u) result[u] = bucket_of(partition, rows[u], map.sign_seeds);
+        }
+    }
+    return result;
+}
+
+}  // namespace recsys

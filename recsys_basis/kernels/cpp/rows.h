@@ -1,0 +1,95 @@
+// Loops over one row of D numbers, and the prefetch of rows to come. Included by variant.cpp only.
+#pragma once
+
+#include <cstdint>
+
+namespace recsys::RECSYS_VARIANT {
+
+// A width known when the kernels are compiled, or 0 and a number: loops over a known one are unrolled whole.
+template <int64_t kKnown>
+struct Width {
+    int64_t number;
+    constexpr operator int64_t() const { return kKnown ? kKnown : number; }
+};
+
+// Call body with the width, known where it is a usual one.
+template <class Body>
+void with_width(int64_t width, const Body& body) {
+    switch (width) {
+        case 16: return body(Width<16>{width});
+        case 32: return body(Width<32>{width});
+        case 64: return body(Width<64>{width});
+        case 128: return body(Width<128>{width});
+        default: return body(Width<0>{width});
+    }
+}
+
+// For functions that only prefetch: where GCC does not inline one, it drops the call as having no effect.
+#define RECSYS_PREFETCH [[gnu::always_inline]] inline
+
+// Fetch a row before it is needed: a random row costs a trip to memory, and many trips fit in one.
+template <bool for_write = false>
+RECSYS_PREFETCH void prefetch_row(const float* row, int64_t width) {
+    for (int64_t d = 0; d < width; d += 16) __builtin_prefetch(row + d, for_write);
+    __builtin_prefetch(row + width - 1, for_write);  // rows need not start with a cache line
+}
+
+// 16 numbers side by side: sums over a row add in the same order on every instruction set and at every address.
+using Lanes = float __attribute__((vector_size(64)));
+
+inline Lanes load_lanes(const float* row) {
+    Lanes lanes;
+    __builtin_memcpy(&lanes, row, sizeof lanes);
+    return lanes;
+}
+
+// The last, incomplete lanes of a row; zero beyond it.
+inline Lanes load_some_lanes(const float* row, int64_t count) {
+    Lanes lanes{};
+    for (int64_t lane = 0; lane < count; ++lane) lanes[lane] = row[lane];
+    return lanes;
+}
+
+inline float sum_lanes(Lanes lanes) {
+    float parts[16];
+    __builtin_memcpy(parts, &lanes, sizeof lanes);
+    for (int half = 8; half > 0; half /= 2)
+        for (int lane = 0; lane < half; ++lane) parts[lane] += parts[lane + half];
+    return parts[0];
+}
+
+inline float dot(const float* left, const float* right, int64_t width) {
+    Lanes sum{};
+    int64_t d = 0;
+    for (; d + 16 <= width; d += 16) sum += load_lanes(left + d) * load_lanes(right + d);
+    if (d < width) sum += load_some_lanes(left + d, width - d) * load_some_lanes(right + d, width - d);
+    return sum_lanes(sum);
+}
+
+inline float sum(const float* row, int64_t width) {
+    Lanes sum{};
+    int64_t d = 0;
+    for (; d + 16 <= width; d += 16) sum += load_lanes(row + d);
+    if (d < width) sum += load_some_lanes(row + d, width - d);
+    return sum_lanes(sum);
+}
+
+inline float sum_of_squares(const float* row, int64_t width) { return dot(row, row, width); }
+
+inline float mean_of_squares(const float* row, int64_t width) {
+    return sum_of_squares(row, width) / static_cast<float>(width);
+}
+
+inline void add_scaled(float* __restrict target, const float* __restrict row, float scale, int64_t width) {
+#pragma omp simd
+    for (int64_t d = 0; d < width; ++d) target[d] += scale * row[d];
+}
+
+inline void set_scaled(float* __restrict target, const float* __restrict row, float scale, int64_t width) {
+#pragma omp simd
+    for (int64_t d = 0; d < width; ++d) target[d] = scale * row[d];
+}
+
+inline float lerp(float start, float end, float amount) { return start + amount * (end - start); }
+
+}  // namespace recsys::RECSYS_VARIANT

@@ -1,0 +1,51 @@
+// The kernels for one instruction set: CMake compiles this file once for each, with another RECSYS_VARIANT.
+//
+// Only plain functions of this variant's namespace here: a template of the standard library that this file and
+// another share might be linked in with instructions that the machine does not have.
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+namespace recsys::RECSYS_VARIANT {
+inline int thread_number() {
+#ifdef _OPENMP
+    return omp_get_thread_num();
+#else
+    return 0;
+#endif
+}
+}  // namespace recsys::RECSYS_VARIANT
+
+#include "basis.h"
+#include "lookup.h"
+#include "rules.h"
+#include "sum_rows.h"
+
+namespace recsys::RECSYS_VARIANT {
+namespace {
+
+void sgd(const Update& update) { update_rows(update, Sgd{update.width, update.learning_rate, update.keep}); }
+
+void rowwise_adagrad(const Update& update, float* squares, float eps) {
+    update_rows(update, RowwiseAdagrad{update.width, update.learning_rate, update.keep, squares, eps});
+}
+
+void adagrad(const Update& update, float* squares, float eps) {
+    update_rows(update, Adagrad{update.width, update.learning_rate, update.keep, squares, eps});
+}
+
+void adam(const Update& update, const AdamState& state) {
+    update_rows(update, Adam{update.width, update.learning_rate, update.keep, state});
+}
+
+void partial_rowwise_adam(const Update& update, const AdamState& state) {
+    update_rows(update, PartialRowwiseAdam{update.width, update.learning_rate, update.keep, state});
+}
+
+}  // namespace
+
+extern const Kernels kernels;
+const Kernels kernels = {lookup<int32_t>, lookup<int64_t>, sum_rows, sgd,  rowwise_adagrad, adagrad, adam,
+                         partial_rowwise_adam, basis, basis_two_buckets};
+
+}  // namespace recsys::RECSYS_VARIANT

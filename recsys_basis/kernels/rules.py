@@ -1,0 +1,96 @@
+"""Each row optimizer's state and settings, handed to its C++ rule.
+
+State stays in the tensors that the row optimizer owns, so checkpoints see what the kernels write.
+A new rule enters ``RULES`` by one function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from recsys_basis.kernels.extension import load
+from recsys_basis.row_optimizers.adagrad import Adagrad
+from recsys_basis.row_optimizers.adam import Adam
+from recsys_basis.row_optimizers.base import RowOptimizer
+from recsys_basis.row_optimizers.basis import Basis
+from recsys_basis.row_optimizers.partial_rowwise_adam import PartialRowwiseAdam
+from recsys_basis.row_optimizers.rowwise_adagrad import RowwiseAdagrad
+from recsys_basis.row_optimizers.sgd import SGD
+
+
+def update(
+    optimizer: RowOptimizer,
+    weights: torch.Tensor,
+    rows: torch.Tensor,
+    gradients: torch.Tensor,
+    learning_rate: float,
+) -> None:
+    """What ``optimizer.update`` does, in C++ on torch's number of threads; the same bits for any number.
+
+    Raises KeyError for a rule outside ``RULES``.
+    """
+    name, arguments = RULES[type(optimizer)]
+    rule = getattr(load(), name)
+    rule(
+        weights,
+        rows,
+        gradients,
+        learning_rate,
+        optimizer.config.weight_decay,
+        torch.get_num_threads(),
+        **arguments(optimizer),
+    )
+
+
+def _no_state(optimizer: Any) -> dict[str, Any]:
+    return {}
+
+
+def _adagrad(optimizer: Adagrad | RowwiseAdagrad) -> dict[str, Any]:
+    return {"squares": optimizer.squares, "eps": optimizer.config.eps}
+
+
+def _adam(optimizer: Adam | PartialRowwiseAdam) -> dict[str, Any]:
+    return {
+        "first": optimizer.first,
+        "second": optimizer.second,
+        "updates": optimizer.updates.count,
+        "row_starts": optimizer.updates.row_starts,
+        "beta1": optimizer.config.beta1,
+        "beta2": optimizer.config.beta2,
+        "eps": optimizer.config.eps,
+    }
+
+
+def _basis(optimizer: Basis) -> dict[str, Any]:
+    config, buckets = optimizer.config, optimizer.buckets
+    scalar = {"none": None, "hypergradient": "scalar", "energy": "energy"}[config.scalar]
+    return {
+        "config": config.model_dump(),
+        "first": None if config.first_moment == "none" else optimizer.first,
+        "second": optimizer.second,
+        "updates": optimizer.updates,
+        "row_scalar": None if scalar is None else getattr(optimizer, scalar),
+        "row_start": buckets.row_start,
+        "private_rows": buckets.private,
+        "shared": buckets.shared,
+        "shared_buckets": buckets.shared_buckets,
+        "bucket_start": buckets.bucket_start,
+        "private_start": buckets.private_start,
+        "keys": buckets.keys.view(-1),
+        "sign_seeds": buckets.sign_seeds,
+    }
+
+
+RULES: dict[type[RowOptimizer], tuple[str, Callable[[Any], dict[str, Any]]]] = {
+    Basis: ("basis", _basis),
+    Adam: ("adam", _adam),
+    PartialRowwiseAdam: ("partial_rowwise_adam", _adam),
+    RowwiseAdagrad: ("rowwise_adagrad", _adagrad),
+    Adagrad: ("adagrad", _adagrad),
+    SGD: ("sgd", _no_state),
+}
+"""Class of each rule that has a kernel, its name in C++, and what it takes beside rows and gradients."""

@@ -16,13 +16,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-cache-dir
 export MPLCONFIGDIR := $(CURDIR)/$(VENV)/matplotlib
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint
+.PHONY: help install demo test lint sanitize
 
 help:
 	@echo "make install   Python environment with pinned packages in $(VENV), then recsys-basis doctor"
 	@echo "make demo      made-up clicks, three optimizers, one table: about 5 minutes on 2 cores"
 	@echo "make test      the whole test suite"
 	@echo "make lint      ruff and mypy"
+	@echo "make sanitize  the C++ kernels' tests under the address and undefined-behaviour sanitizers"
 
 install: $(INSTALLED)
 	$(BIN)/python -m recsys_basis.doctor
@@ -32,6 +33,9 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest
+
+sanitize: $(INSTALLED)
+	scripts/sanitize.sh
 
 lint: $(INSTALLED)
 	$(BIN)/python -m ruff check .

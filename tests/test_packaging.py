@@ -51,7 +51,10 @@ def build_wheel(folder: Path, **environment: str) -> Path:
     """Build as pip does, with this environment's build tools; returns the unpacked wheel."""
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run(
-        [*command, "--wheel-dir", str(folder), str(ROOT)], env=os.environ | environment, check=True, cwd=folder
+        [*command, "--wheel-dir", str(folder), str(ROOT)],
+        env=os.environ | environment,
+        check=True,
+        cwd=folder,
     )
     (built,) = folder.glob("*.whl")
     with zipfile.ZipFile(built) as archive:

@@ -60,9 +60,7 @@ class RowOptimizedEmbeddingBags(nn.Module):
         self.embedding_dim = self.row_optimizer.embedding_dim
         # A plain tensor: as a Parameter it would ask autograd for a gradient of table size.
         self.weights = torch.empty(self.row_optimizer.num_rows, self.embedding_dim, device=device)
-        self.features = Features.of(
-            shards, self.row_optimizer.row_starts, shard_of_feature, pooling, device
-        )
+        self.features = Features.of(shards, self.row_optimizer.row_starts, shard_of_feature, pooling, device)
         self.lookup = CppLookup(self.features) if kernel == "cpp" else TorchLookup(self.features)
         self.lookup.prepare(self.weights, self.row_optimizer)
         self.weights.zero_()

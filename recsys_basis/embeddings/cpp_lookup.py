@@ -46,7 +46,9 @@ class CppLookup:
     def per_sample_gradient(self, gradient: torch.Tensor, weights: torch.Tensor, bags: Bags) -> torch.Tensor:
         """As ``TorchLookup.per_sample_gradient``."""
         result = torch.empty(bags.indices.numel())
-        load().per_sample_gradient(gradient=_plain(gradient), weights=weights, result=result, **self._of(bags))
+        load().per_sample_gradient(
+            gradient=_plain(gradient), weights=weights, result=result, **self._of(bags)
+        )
         return result
 
     def update(
@@ -74,5 +76,5 @@ class CppLookup:
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    # A collective's result may still be in flight: a wrapper without memory of its own, which an operator waits for.
+    # A collective's result may be a wrapper, still in flight and without memory: an operator waits for it.
     return tensor if type(tensor) is torch.Tensor else tensor.clone()

@@ -9,7 +9,6 @@ from pydantic import Field, field_validator
 from recsys_basis.schema import Section
 from recsys_basis.tables import MAX_PARTITIONS
 
-
 BagsKernel = Literal["cpp", "torch"]
 """Kernels of our own embedding bags."""
 

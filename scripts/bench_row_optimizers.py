@@ -4,7 +4,8 @@
     python scripts/bench_row_optimizers.py --quick --output quick.csv     the first shape against FBGEMM alone
 
 Ids are drawn from a zipf law (exponent 1.05) and striped as in training. Ours and the rival take each
-batch in turn, so that a busy machine slows both alike; a ratio is the median over batches of ours / rival. Phases:
+batch in turn, so that a busy machine slows both alike; a ratio is the median over batches of ours / rival.
+Phases:
 forward; backward, which updates the rows too (for torch: with its optimizer's step); step, both together.
 Times are wall-clock or, with --clock cpu, of all of this process's threads together, which other processes
 disturb less. The kernels ask for huge pages and check that gradients are finite; the rivals do neither.

@@ -17,13 +17,14 @@ export MPLCONFIGDIR := $(CURDIR)/$(VENV)/matplotlib
 export TORCHINDUCTOR_CACHE_DIR := $(CURDIR)/$(VENV)/inductor
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint
+.PHONY: help install demo test lint sanitize
 
 help:
 	@echo "make install   Python environment with pinned packages in $(VENV), then recsys-basis doctor"
 	@echo "make demo      made-up clicks, three optimizers, one table: about 5 minutes on 2 cores"
 	@echo "make test      the whole test suite"
 	@echo "make lint      ruff and mypy"
+	@echo "make sanitize  the C++ kernels' tests under the address and undefined-behaviour sanitizers"
 
 install: $(INSTALLED)
 	$(BIN)/python -m recsys_basis.doctor
@@ -33,6 +34,9 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest
+
+sanitize: $(INSTALLED)
+	scripts/sanitize.sh
 
 lint: $(INSTALLED)
 	$(BIN)/python -m ruff check .

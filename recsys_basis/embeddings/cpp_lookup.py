@@ -76,6 +76,5 @@ class CppLookup:
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    # A collective's result may still be in flight: a wrapper without memory of its own, for which an
-    # operator waits.
+    # A collective's result may be a wrapper, still in flight and without memory: an operator waits for it.
     return tensor if type(tensor) is torch.Tensor else tensor.clone()

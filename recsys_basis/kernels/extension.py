@@ -15,7 +15,8 @@ def _import() -> ModuleType | str:
     try:
         return importlib.import_module("recsys_basis.kernels._kernels")
     except ImportError as error:
-        return f"the compiled kernels do not load ({error}); install a C++17 compiler, then recsys-basis anew"
+        remedy = "install a C++17 compiler, then install recsys-basis anew"
+        return f"the compiled kernels do not load ({error}); {remedy}"
 
 
 def missing_reason() -> str | None:

@@ -99,8 +99,9 @@ def train(
         ],
         device=torch.device("meta"),
     )
-    spec = EmbeddingSpec(TABLES, config, hold_gradients=False, kernel="torch")
-    sharder = RowOptimizerSharder(TABLES, {SPEC_KEY: spec})
+    sharder = RowOptimizerSharder(
+        TABLES, {SPEC_KEY: EmbeddingSpec(TABLES, config, hold_gradients=False, kernel="torch")}
+    )
     module = Model(embeddings)
     plan = plan_sharding(module, sharder, sharding, GLOBAL_BATCH, "cpu")
     kinds = {name: entry.sharding_type for name, entry in plan.plan["embeddings"].items()}

@@ -1,4 +1,4 @@
-"""Every rule and form by C++ against plain PyTorch, through whole steps: lookup, sums, update."""
+"""Every rule and form by C++ against plain PyTorch, in whole steps: lookup, sums of duplicates, update."""
 
 from __future__ import annotations
 
@@ -62,8 +62,9 @@ def batch(bags: RowOptimizedEmbeddingBags, step: int, weighted: bool) -> tuple[t
     lengths = torch.randint(0, 4, (NUM_FEATURES * BATCH_SIZE,), generator=generator)
     sizes = bags.features.sizes.repeat_interleave(BATCH_SIZE).repeat_interleave(lengths)
     # Squared, so that low rows repeat; every other step has int32 ids.
-    dtype = (torch.int32, torch.int64)[step % 2]
-    indices = (torch.rand(len(sizes), generator=generator) ** 2 * sizes).to(dtype)
+    indices = (torch.rand(len(sizes), generator=generator) ** 2 * sizes).to(
+        (torch.int32, torch.int64)[step % 2]
+    )
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
     weights = torch.rand(len(sizes), generator=generator) if weighted else None
     gradient = torch.randn(BATCH_SIZE, NUM_FEATURES * bags.embedding_dim, generator=generator)
@@ -95,7 +96,8 @@ def test_cpp_is_close_to_torch_and_the_same_bits_for_any_threads(
         torch.set_num_threads(threads)
         results.append(run(make_bags("cpp", name, options, width, pooling), weighted))
     for key, tensor in expected.items():
-        assert torch.equal(results[0][key], results[1][key]), key
-        assert torch.equal(results[0][key], results[2][key]), key
+        assert torch.equal(results[0][key], results[1][key]) and torch.equal(
+            results[0][key], results[2][key]
+        ), key
         difference = float((results[0][key].double() - tensor.double()).abs().max())
         assert difference <= TOLERANCE[key] * float(tensor.abs().max()), (key, difference)

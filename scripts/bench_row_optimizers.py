@@ -1,0 +1,248 @@
+"""Time lookup and row update of our C++ kernels against FBGEMM's fused module and torch's EmbeddingBag.
+
+    python scripts/bench_row_optimizers.py --threads 1 --output benchmarks/row_optimizers.csv
+    python scripts/bench_row_optimizers.py --quick --output quick.csv     the first shape against FBGEMM alone
+
+Ids are drawn from a zipf law (exponent 1.05) and striped as in training. Ours and the rival take each
+batch in turn, so that a busy machine slows both alike; a ratio is the median over batches of ours / rival.
+Phases:
+forward; backward, which updates the rows too (for torch: with its optimizer's step); step, both together.
+Times are wall-clock or, with --clock cpu, of all of this process's threads together, which other processes
+disturb less. The kernels ask for huge pages and check that gradients are finite; the rivals do neither.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gc
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+from torch import nn
+
+from recsys_basis.embeddings.bags import RowOptimizedEmbeddingBags
+from recsys_basis.row_optimizers import row_optimizer_defaults
+from recsys_basis.tables import Table, TableShard, count_partitions
+
+WARMUP_ROUNDS = 4
+NUM_BATCHES = 4
+Step = tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], Callable[[], None]]
+"""Lookup of (indices, offsets), and what follows ``backward``."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Tables of one size, and batches of equal bags."""
+
+    rows_per_table: int = 400_000
+    width: int = 64
+    batch_size: int = 4096
+    ids_per_bag: int = 1
+    num_tables: int = 26
+
+
+FIRST = "26 x 400 k rows"
+SHAPES = {
+    FIRST: Shape(),
+    "width 16": Shape(width=16),
+    "width 128": Shape(width=128, rows_per_table=200_000),
+    "batch 256": Shape(batch_size=256),
+    "batch 16384": Shape(batch_size=16384),
+    "multi-hot 10": Shape(ids_per_bag=10, batch_size=1024),
+    **{f"{rows:.0e} rows in all": Shape(rows // 26, width=16) for rows in (10**5, 10**6, 10**7, 10**8)},
+}
+RIVALS = {
+    "fbgemm rowwise_adagrad": ("basis", "rowwise_adagrad"),
+    "fbgemm adagrad": ("adam", "adagrad"),
+    "fbgemm sgd": ("sgd",),
+    "torch sparse_adam": ("adam",),
+    "torch dense_adam": ("adam",),
+}
+"""Rival, and the rules of ours that run beside it; the first shape's memory fits 16 GB pair by pair."""
+DENSE = Shape(rows_per_table=4_000)
+"""What dense Adam is timed on: it walks every row at every step."""
+
+
+def make_ours(rule: str, shape: Shape) -> Step:
+    """Our bags with C++ kernels."""
+    partitions = count_partitions(shape.rows_per_table, 64, 1024)
+    tables = [Table(f"t{i}", shape.rows_per_table, shape.width, partitions) for i in range(shape.num_tables)]
+    shards = [TableShard.whole(table) for table in tables]
+    bags = RowOptimizedEmbeddingBags(shards, range(len(shards)), row_optimizer_defaults(rule), kernel="cpp")
+    bags.weights.uniform_(-0.01, 0.01)
+    return bags, lambda: None
+
+
+def make_rival(name: str, shape: Shape) -> Step:
+    """A key of ``RIVALS``; torch's tables are one EmbeddingBag, as large as all of them."""
+    kind, rule = name.split()
+    if kind == "fbgemm":
+        optimizers = {
+            "sgd": EmbOptimType.EXACT_SGD,
+            "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+            "adagrad": EmbOptimType.EXACT_ADAGRAD,
+        }
+        specs = [(padded_rows(shape), shape.width, EmbeddingLocation.HOST, ComputeDevice.CPU)]
+        module = SplitTableBatchedEmbeddingBagsCodegen(
+            specs * shape.num_tables,
+            optimizer=optimizers[rule],
+            learning_rate=0.01,
+            eps=1e-8,
+            pooling_mode=PoolingMode.SUM,
+        )
+        module.init_embedding_weights_uniform(-0.01, 0.01)
+        return module, lambda: None
+    one = nn.EmbeddingBag(
+        padded_rows(shape) * shape.num_tables,
+        shape.width,
+        mode="sum",
+        sparse=rule == "sparse_adam",
+        include_last_offset=True,
+    )
+    kinds = {"sparse_adam": torch.optim.SparseAdam, "dense_adam": torch.optim.Adam}
+    optimizer = kinds[rule](list(one.parameters()))
+
+    def lookup(indices: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        starts = torch.arange(shape.num_tables) * padded_rows(shape)
+        pooled = one(indices + starts.repeat_interleave(shape.batch_size * shape.ids_per_bag), offsets)
+        by_table = pooled.view(shape.num_tables, shape.batch_size, shape.width)
+        return by_table.transpose(0, 1).reshape(shape.batch_size, -1)
+
+    def finish() -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return lookup, finish
+
+
+def padded_rows(shape: Shape) -> int:
+    """Rows of a table whose partitions are full."""
+    partitions = count_partitions(shape.rows_per_table, 64, 1024)
+    return Table("", shape.rows_per_table, shape.width, partitions).num_rows
+
+
+def draw_batches(shape: Shape) -> list[torch.Tensor]:
+    """Indices [L] int64 of each batch, feature-major."""
+    table = Table("", shape.rows_per_table, shape.width, count_partitions(shape.rows_per_table, 64, 1024))
+    generator = np.random.default_rng(0)
+    share = np.cumsum(np.arange(1, shape.rows_per_table + 1) ** -1.05)
+    count = shape.num_tables * shape.batch_size * shape.ids_per_bag
+    draws = [np.searchsorted(share, generator.random(count) * share[-1]) for _ in range(NUM_BATCHES)]
+    return [table.rows_of(torch.from_numpy(ids)) for ids in draws]
+
+
+def measure(steps: dict[str, Step], shape: Shape, rounds: int, clock: Callable[[], float]) -> dict[str, dict]:
+    """Milliseconds of every timed batch by contender and phase."""
+    batches = draw_batches(shape)
+    offsets = torch.arange(shape.num_tables * shape.batch_size + 1) * shape.ids_per_bag
+    gradient = torch.randn(shape.batch_size, shape.num_tables * shape.width) / shape.batch_size
+    times = {name: {"forward": [], "backward": [], "step": []} for name in steps}
+    for number in range(rounds + WARMUP_ROUNDS):
+        for name, (lookup, finish) in steps.items():
+            begin = clock()
+            pooled = lookup(batches[number % NUM_BATCHES], offsets)
+            between = clock()
+            pooled.backward(gradient)
+            finish()
+            end = clock()
+            del pooled
+            if number >= WARMUP_ROUNDS:
+                for phase, seconds in (
+                    ("forward", between - begin),
+                    ("backward", end - between),
+                    ("step", end - begin),
+                ):
+                    times[name][phase].append(seconds * 1e3)
+    return times
+
+
+def report(times: dict[str, dict], rival: str, shape: str, clock: str) -> list[dict[str, object]]:
+    """A row for each rule of ours and phase."""
+    rows = []
+    for rule in times:
+        for phase, ours in times[rule].items():
+            theirs = times[rival][phase]
+            low, median, high = statistics.quantiles(ours, n=4)
+            row = {
+                "shape": shape,
+                "threads": torch.get_num_threads(),
+                "phase": phase,
+                "rule": rule,
+                "backend": "rival" if rule == rival else "cpp",
+                "rival": rival,
+                "median_ms": round(median, 2),
+                "lower_quartile_ms": round(low, 2),
+                "upper_quartile_ms": round(high, 2),
+                "ratio": round(statistics.median(a / b for a, b in zip(ours, theirs, strict=True)), 3),
+                "rounds": len(ours),
+                "clock": clock,
+                "machine": f"{platform.machine()} {os.cpu_count()} cores, {cpu_name()}",
+                "torch": torch.__version__,
+                "fbgemm": version("fbgemm-gpu-cpu"),
+            }
+            rows.append(row)
+            if rule != rival:
+                print(
+                    f"{shape:18s} {row['threads']} threads  {phase:8s} {rule:16s} {median:8.2f} ms   "
+                    f"{rival} {statistics.median(theirs):8.2f} ms   ratio {row['ratio']}",
+                    flush=True,
+                )
+    return rows
+
+
+def cpu_name() -> str:
+    """The processor's model."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def main() -> None:
+    """Time all pairs, or those of the first shape that --quick names."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--output", type=Path, help="CSV file to write")
+    parser.add_argument(
+        "--quick", action="store_true", help="the first shape, the first two rivals, few rounds"
+    )
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    clock = time.perf_counter if options.clock == "wall" else time.process_time
+    rows = []
+    for shape_name, shape in SHAPES.items():
+        if options.quick and shape_name != FIRST:
+            continue
+        for rival, rules in list(RIVALS.items())[: 2 if options.quick or shape_name != FIRST else None]:
+            timed = DENSE if rival == "torch dense_adam" else shape
+            steps = {rule: make_ours(rule, timed) for rule in rules} | {rival: make_rival(rival, timed)}
+            times = measure(steps, timed, 10 if options.quick else options.rounds, clock)
+            label = "26 x 4 k rows" if timed is DENSE else shape_name
+            rows += report(times, rival, label, options.clock)
+            del steps
+            gc.collect()
+    if options.output:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        with options.output.open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -24,7 +24,7 @@ COMMANDS = [
     for line in block.splitlines()
 ]
 SMALL_CLICKS = ["rows=4000", "cardinality_scale=0.001"]
-SMALL_MODEL = ["model.dense_arch=[16,16]", "model.over_arch=[16,1]", "runtime.threads_per_rank=1"]
+SMALL_MODEL = ["model.dense_arch=[16,16]", "model.over_arch=[16,1]"]
 FEW_RUNS = ["comparison.seeds=[0]", "comparison.search_seeds=[0]", "comparison.search_extensions=0"]
 
 

@@ -56,8 +56,7 @@ class Table:
 
     def rows_of(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows of ``ids`` (int64, any shape), same shape. No bounds check."""
-        partition = mirror_bits(ids % self.num_partitions, self.num_partitions)
-        return partition * self.rows_per_partition + ids // self.num_partitions
+        return stripe(ids, self.num_partitions, self.rows_per_partition)
 
     def ids_of(self, rows: torch.Tensor) -> torch.Tensor:
         """Inverse of ``rows_of``; padding rows get ids >= num_ids."""
@@ -68,6 +67,14 @@ class Table:
         """A 63-bit seed of this table's name and ``parts``, the same on every machine and rank."""
         text = "/".join(str(part) for part in (self.name, *parts))
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def stripe(
+    ids: torch.Tensor, num_partitions: int | torch.Tensor, rows_per_partition: int | torch.Tensor
+) -> torch.Tensor:
+    """row(r) of each id: of one table, or with P and N / P of each id's own table."""
+    partition = mirror_bits(ids % num_partitions, num_partitions)
+    return partition * rows_per_partition + ids // num_partitions
 
 
 def mirror_bits(values: torch.Tensor, powers: int | torch.Tensor) -> torch.Tensor:

@@ -21,8 +21,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from tqdm import tqdm
 
-from recsys_basis.embeddings.bags import NonFiniteError
-from recsys_basis.errors import UserError
+from recsys_basis.errors import NonFiniteError, UserError
 from recsys_basis.metrics.click import ClickMetrics
 from recsys_basis.report.records import RunRecord
 from recsys_basis.training.loop import run_training

@@ -16,17 +16,10 @@ from recsys_basis.embeddings.cpp_lookup import CppLookup
 from recsys_basis.embeddings.features import Bags, Features, Pooling
 from recsys_basis.embeddings.spec import BagsKernel
 from recsys_basis.embeddings.torch_lookup import TorchLookup
-from recsys_basis.errors import UserError
+from recsys_basis.errors import NonFiniteError
 from recsys_basis.row_optimizers import create_row_optimizer
 from recsys_basis.row_optimizers.base import RowOptimizerConfig
 from recsys_basis.tables import TableShard
-
-
-class NonFiniteError(UserError, FloatingPointError):
-    """A value of training is NaN or infinite, or a gradient is too large to square.
-
-    Raised before the module that found it changes anything.
-    """
 
 
 class RowOptimizedEmbeddingBags(nn.Module):

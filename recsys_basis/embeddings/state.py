@@ -58,6 +58,13 @@ class RowFusedOptimizer(FusedOptimizer):
         self.bags.apply_held()
 
 
+def local_tensors(value: Any) -> list[Any]:
+    """What this rank holds of a state_dict's entry: the local shards of a ShardedTensor, else the entry."""
+    if isinstance(value, ShardedTensor):
+        return [shard.tensor for shard in value.local_shards()]
+    return [value]
+
+
 def _as_sharded_tensor(
     state: TableState, table: ShardedEmbeddingTable, process_group: dist.ProcessGroup | None
 ) -> ShardedTensor:

@@ -8,7 +8,7 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recsys_basis.errors import UserError
-from recsys_basis.tables import Table, mirror_bits
+from recsys_basis.tables import Table, stripe
 
 
 class IdRangeError(UserError, IndexError):
@@ -44,10 +44,9 @@ class Striping:
                 f"table {table.name}: id {int(ids[item])} is outside 0..{table.num_ids - 1}; prepare this "
                 "data with the vocabulary that the model was built for"
             )
-        partition = mirror_bits(ids % num_partitions, num_partitions)
         return KeyedJaggedTensor(
             keys=features.keys(),
-            values=partition * partition_rows + ids // num_partitions,
+            values=stripe(ids, num_partitions, partition_rows),
             weights=features.weights_or_none(),
             lengths=features.lengths(),
             offsets=features.offsets(),

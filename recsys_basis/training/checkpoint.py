@@ -24,12 +24,11 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
-from recsys_basis.embeddings.bags import NonFiniteError
-from recsys_basis.errors import UserError
+from recsys_basis.embeddings.state import local_tensors
+from recsys_basis.errors import NonFiniteError, UserError
 from recsys_basis.schema import Section, parse_section
 from recsys_basis.training.build import Trainable
 
@@ -53,7 +52,8 @@ def save_checkpoint(folder: Path, trainable: Trainable, progress: Progress, iden
     """Save to ``folder/step-N`` (all ranks call it), then drop all but the newest two.
 
     identity: plain values that a run must share to continue from this position.
-    Raises NonFiniteError naming the tensor, with nothing saved, if one holds NaN or infinity.
+    With nothing saved, raises NonFiniteError naming the tensor if one holds NaN or infinity, and
+    CheckpointError for state that is no tensor.
     """
     final = folder / f"step-{progress.step:09d}"
     if final in list_checkpoints(folder):  # a resumed run passes the step it came from
@@ -84,21 +84,25 @@ def save_checkpoint(folder: Path, trainable: Trainable, progress: Progress, iden
 
 def _refuse_unsound(state: dict[str, Any]) -> None:
     """All ranks refuse together what a later load would choke on."""
-    reasons: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(reasons, next(_unsound(state), None))
-    found = [reason for reason in reasons if reason]
-    if found:
-        raise NonFiniteError(f"{found[0]}; nothing was saved")
+    for key, value in state.items():  # the same keys and types on every rank
+        if not isinstance(value, torch.Tensor):
+            raise CheckpointError(
+                f"{key} is a {type(value).__name__}, and only tensors can be loaded safely again: choose an "
+                "optimizer that keeps its state in tensors"
+            )
+    found: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, _non_finite_key(state))
+    keys = [key for key in found if key]
+    if keys:
+        raise NonFiniteError(f"{keys[0]} holds values that are not finite; nothing was saved")
 
 
-def _unsound(state: dict[str, Any]) -> Iterator[str]:
+def _non_finite_key(state: dict[str, Any]) -> str | None:
     for key, value in state.items():
-        shards = value.local_shards() if isinstance(value, ShardedTensor) else None
-        for tensor in [value] if shards is None else [shard.tensor for shard in shards]:
-            if not isinstance(tensor, torch.Tensor):
-                yield f"{key} is a {type(tensor).__name__}, and only tensors can be loaded safely again"
-            elif tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                yield f"{key} holds values that are not finite"
+        for tensor in local_tensors(value):
+            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                return key
+    return None
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from recsys_basis.embeddings.bags import NonFiniteError, RowOptimizedEmbeddingBags
+from recsys_basis.embeddings.bags import RowOptimizedEmbeddingBags
+from recsys_basis.errors import NonFiniteError
 
 
 def clip_gradients(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed._shard.sharded_tensor import ShardedTensor
 
+from recsys_basis.embeddings.state import local_tensors
 from recsys_basis.metrics.resources import RowMeter, optimizer_state_bytes, peak_memory_bytes
 from recsys_basis.training.build import Trainable
 
@@ -30,19 +30,14 @@ class Costs:
 
 def measure_costs(trainable: Trainable, speed: RowMeter) -> Costs:
     """Collective: every rank calls it, and gets the same answer but for its own speed."""
-    row_state = trainable.row_optimizer.state_dict()["state"].values()
-    tables = {f".{table.name}.weight" for table in trainable.tables}
-    weights = [
+    row_state = [
         value
-        for key, value in trainable.model.state_dict().items()
-        if any(key.endswith(name) for name in tables)
+        for entries in trainable.row_optimizer.state_dict()["state"].values()
+        for value in entries.values()
     ]
-    sums = torch.tensor(
-        [
-            sum(tensor.nbytes for entries in row_state for tensor in _local(entries.values())),
-            sum(tensor.nbytes for tensor in _local(weights)),
-        ]
-    )
+    tables = tuple(f".{table.name}.weight" for table in trainable.tables)
+    weights = [value for key, value in trainable.model.state_dict().items() if key.endswith(tables)]
+    sums = torch.tensor([_local_bytes(row_state), _local_bytes(weights)])
     peak = torch.tensor([peak_memory_bytes()])
     dist.all_reduce(sums)
     dist.all_reduce(peak, dist.ReduceOp.MAX)
@@ -55,9 +50,5 @@ def measure_costs(trainable: Trainable, speed: RowMeter) -> Costs:
     )
 
 
-def _local(values: Any) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, ShardedTensor):
-            yield from (shard.tensor for shard in value.local_shards())
-        else:
-            yield value
+def _local_bytes(values: Iterable[Any]) -> int:
+    return sum(tensor.nbytes for value in values for tensor in local_tensors(value))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from recsys_basis.batches.stream import BatchStream
-from recsys_basis.embeddings.bags import NonFiniteError
+from recsys_basis.errors import NonFiniteError
 from recsys_basis.metrics.click import ClickMetrics, click_metrics
 from recsys_basis.metrics.gather import gather_rows
 from recsys_basis.training.runtime import Runtime

@@ -17,8 +17,8 @@ from tqdm import tqdm
 from recsys_basis.batches.batch import Batch
 from recsys_basis.batches.parquet import RowGroup
 from recsys_basis.batches.stream import BatchStream, Shuffle
-from recsys_basis.embeddings.bags import NonFiniteError
 from recsys_basis.embeddings.choice import describe_choice
+from recsys_basis.errors import NonFiniteError
 from recsys_basis.ingest.manifest import Manifest
 from recsys_basis.metrics.jitter import JITTER_STEPS, loss_jitter
 from recsys_basis.metrics.resources import RowMeter

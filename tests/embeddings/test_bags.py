@@ -9,9 +9,10 @@ import pytest
 import torch
 from support.kernels import require_kernels
 
-from recsys_basis.embeddings.bags import NonFiniteError, RowOptimizedEmbeddingBags
+from recsys_basis.embeddings.bags import RowOptimizedEmbeddingBags
 from recsys_basis.embeddings.features import Pooling
 from recsys_basis.embeddings.spec import BagsKernel
+from recsys_basis.errors import NonFiniteError
 from recsys_basis.row_optimizers import row_optimizer_defaults
 from recsys_basis.tables import Table, TableShard
 

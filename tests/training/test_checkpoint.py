@@ -16,6 +16,7 @@ from support.tiny import tiny_config
 
 from recsys_basis.batches.parquet import list_row_groups
 from recsys_basis.batches.stream import BatchStream
+from recsys_basis.errors import NonFiniteError
 from recsys_basis.ingest.manifest import Manifest
 from recsys_basis.training import checkpoint
 from recsys_basis.training.build import Trainable, build
@@ -199,3 +200,22 @@ def test_a_hostile_tensor_executes_nothing(
     with trained(prepared, steps=1) as trainable, pytest.raises(CheckpointError, match="cannot be loaded"):
         load_checkpoint(copy, trainable, IDENTITY)
     assert not (tmp_path / "owned").exists()
+
+
+def test_what_cannot_be_loaded_again_is_not_saved(prepared: Path, tmp_path: Path) -> None:
+    with trained(prepared) as trainable:
+        next(iter(trainable.dense_optimizer.state.values()))["count"] = 3
+        with pytest.raises(CheckpointError, match=r"dense_optimizer/.*/count is a int"):
+            save_checkpoint(tmp_path, trainable, PROGRESS, IDENTITY)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_tensor_that_is_not_finite_is_named_and_not_saved(prepared: Path, tmp_path: Path) -> None:
+    with trained(prepared) as trainable:
+        (bags,) = trainable.embedding_bags()
+        bags.split_embedding_weights()[2][0, 0] = float("nan")
+        with pytest.raises(
+            NonFiniteError, match=r"embedding_bags\.C3\.weight holds values that are not finite"
+        ):
+            save_checkpoint(tmp_path, trainable, PROGRESS, IDENTITY)
+    assert not list(tmp_path.iterdir())

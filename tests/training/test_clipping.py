@@ -11,10 +11,23 @@ from support.tiny import tiny_config
 
 from recsys_basis.batches.parquet import list_row_groups
 from recsys_basis.batches.stream import BatchStream
+from recsys_basis.errors import NonFiniteError
 from recsys_basis.ingest.manifest import Manifest
 from recsys_basis.training.build import build
 from recsys_basis.training.clipping import clip_gradients
 from recsys_basis.training.runtime import start_runtime
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_a_norm_that_is_not_finite_is_an_error_and_changes_nothing(
+    value: float, prepared: Path, tmp_path: Path
+) -> None:
+    with start_runtime(tiny_config(prepared, tmp_path).runtime):
+        parameter = torch.nn.Parameter(torch.zeros(2))
+        parameter.grad = torch.tensor([1.0, value])
+        with pytest.raises(NonFiniteError, match="norm of all gradients"):
+            clip_gradients([parameter], [], 1.0)
+        assert parameter.grad[0] == 1.0
 
 
 @pytest.mark.parametrize("max_norm", [1e-3, 1e3])

@@ -13,7 +13,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from support.ranks import run_ranks
 from support.tiny import tiny_config
 
-from recsys_basis.embeddings.bags import NonFiniteError
+from recsys_basis.errors import NonFiniteError
 from recsys_basis.ingest.errors import DataError
 from recsys_basis.ingest.manifest import Manifest
 from recsys_basis.metrics.click import OneClassError
@@ -91,11 +91,13 @@ def run_until(config: TrainConfig, step: int, monkeypatch: pytest.MonkeyPatch) -
             run_training(config)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    "overrides", [*((f"row_optimizer={rule}",) for rule in RULES), ("tower_average_decay=0.9",)]
+)
 def test_a_killed_run_resumes_bit_for_bit(
-    rule: str, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    overrides: tuple[str, ...], prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = (f"row_optimizer={rule}", "epochs=2", "schedule=linear", "schedule.warmup_steps=7")
+    settings = (*overrides, "epochs=2", "schedule=linear", "schedule.warmup_steps=7")
     run_training(tiny_config(prepared, tmp_path / "whole", *settings))
     cut = tiny_config(prepared, tmp_path / "cut", *settings, "checkpoint_every_steps=15", "resume=auto")
     run_until(cut, 11, monkeypatch)  # before the first checkpoint

@@ -9,5 +9,6 @@ kernel.py    the bags as a TorchRec compute kernel
 state.py     their optimizer state as a TorchRec fused optimizer: ShardedTensors by table name
 sharder.py   the door into EmbeddingBagCollection and DistributedModelParallel
 plan.py      which table goes where, from TorchRec's planner
+constraints.py, storage.py    what the planner may choose from, and what each choice costs
 initial.py   initial weights, the same for every number of ranks
 """

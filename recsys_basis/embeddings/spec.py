@@ -9,6 +9,8 @@ from pydantic import Field, field_validator
 from recsys_basis.schema import Section
 from recsys_basis.tables import MAX_PARTITIONS
 
+ShardingName = Literal["table_wise", "row_wise"]
+"""TorchRec's names."""
 BagsKernel = Literal["cpp", "torch"]
 """Kernels of our own embedding bags."""
 
@@ -21,7 +23,9 @@ class EmbeddingConfig(Section):
     pooling: Literal["sum", "mean"]
     kernel: Literal["auto", "cpp", "torch", "fbgemm"]
     """Who computes lookup and update: our embedding bags by C++ kernels or in plain PyTorch, or FBGEMM."""
-    sharding: Literal["auto", "table_wise", "row_wise"]
+    sharding: Literal["auto"] | ShardingName
+    table_sharding: dict[str, ShardingName] | None
+    """Of single tables, by name or glob; an exact name counts before a glob, then the first that matches."""
     max_partitions: Annotated[int, Field(ge=1, le=MAX_PARTITIONS)]
     """P of large tables: a power of two."""
     min_rows_per_partition: Annotated[int, Field(ge=1)]

@@ -84,6 +84,15 @@ class RowOptimizer(ABC):
         self.num_rows = starts[-1]
         """R."""
 
+    @classmethod
+    def state_bytes_of(cls, config: RowOptimizerConfig, shard: TableShard) -> int:
+        """Bytes of state that ``shard`` will have, before any memory is taken: what a planner asks.
+
+        It is the rule itself, built where tensors have shapes and no memory. A rule whose ``__init__`` must
+        read what it made overrides this by a formula.
+        """
+        return cls(config, [shard], "meta").state_bytes()
+
     @abstractmethod
     def update(
         self, weights: torch.Tensor, rows: torch.Tensor, gradients: torch.Tensor, learning_rate: float

@@ -82,7 +82,7 @@ def build(config: TrainConfig, manifest: Manifest, runtime: Runtime) -> Trainabl
     plan = plan_sharding(
         model,
         sharder,
-        config.embedding.sharding,
+        config.embedding,
         config.batch_size // runtime.world_size,
         runtime.device.type,
     )

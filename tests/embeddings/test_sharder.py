@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.embedding import embedding_config
 from support.ranks import run_ranks
 from torchrec.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
@@ -103,7 +104,7 @@ def train(
         TABLES, {SPEC_KEY: EmbeddingSpec(TABLES, config, hold_gradients=False, kernel="torch")}
     )
     module = Model(embeddings)
-    plan = plan_sharding(module, sharder, sharding, GLOBAL_BATCH, "cpu")
+    plan = plan_sharding(module, sharder, embedding_config(sharding=sharding), GLOBAL_BATCH, "cpu")
     kinds = {name: entry.sharding_type for name, entry in plan.plan["embeddings"].items()}
     if sharding == "row_wise" and runtime.world_size == 2:
         assert kinds["a"] == kinds["b"] == ShardingType.ROW_WISE.value

@@ -9,7 +9,12 @@ import torch
 from support.row_variants import IDS, VARIANTS
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from recsys_basis.row_optimizers import ROW_OPTIMIZERS, create_row_optimizer, row_optimizer_defaults
+from recsys_basis.row_optimizers import (
+    ROW_OPTIMIZERS,
+    create_row_optimizer,
+    row_optimizer_class,
+    row_optimizer_defaults,
+)
 from recsys_basis.row_optimizers.base import RowOptimizer, RowOptimizerConfig
 from recsys_basis.segments import Segments
 from recsys_basis.tables import Table, TableShard
@@ -256,6 +261,17 @@ def test_state_views_alias_live_memory_and_cover_it(name: str, options: Any, bat
     for state in optimizer.table_states():
         state.tensor.fill_(7)
     assert all((state.tensor == 7).all() for state in optimizer.state.values())
+
+
+@every_variant
+@pytest.mark.parametrize("dim", [1, 3])
+def test_state_bytes_are_known_before_any_state_is_made(name: str, options: Any, dim: int) -> None:
+    config = config_of(name, options)
+    tables = tables_of_width(dim)
+    size = tables[0].rows_per_partition
+    for shard in (*map(TableShard.whole, tables), TableShard(tables[0], size, 2 * size)):
+        expected = create_row_optimizer(config, [shard]).state_bytes()
+        assert row_optimizer_class(config.rule).state_bytes_of(config, shard) == expected
 
 
 @every_variant

@@ -37,6 +37,7 @@ def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) ->
             "WORLD_SIZE": str(world_size),
             "LOCAL_WORLD_SIZE": str(world_size),
             "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(Path(__file__).resolve().parents[1]),  # for this package of helpers
         }
         ranks = [
             subprocess.Popen(

@@ -1,0 +1,71 @@
+"""How each table may be sharded: what the config says, and what the table's partitions can bear."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from torchrec.distributed.planner import ParameterConstraints, Topology
+from torchrec.distributed.types import ShardingType
+
+from recsys_basis.embeddings.spec import EmbeddingConfig
+from recsys_basis.schema import ConfigError
+from recsys_basis.tables import Table
+
+_TABLE_WISE, _ROW_WISE = ShardingType.TABLE_WISE.value, ShardingType.ROW_WISE.value
+
+
+def sharding_constraints(
+    tables: Sequence[Table], embedding: EmbeddingConfig, topology: Topology
+) -> dict[str, ParameterConstraints]:
+    """The sharding types among which TorchRec's planner chooses for each table.
+
+    A table is cut into rows only where its partitions divide among the ranks (``tables.py``). What
+    ``table_sharding`` says of a table must be possible; under ``sharding`` those too small stay table-wise.
+    Raises ConfigError for a name or glob that is no table's, and for a sharding that no table can have.
+    """
+    named = _by_table(tables, embedding.table_sharding or {})
+    allowed, refused = {}, []
+    for table in tables:
+        wanted = named.get(table.name, embedding.sharding)
+        choices = [wanted] if wanted != "auto" else [_TABLE_WISE, _ROW_WISE][: topology.world_size]
+        possible = [kind for kind in choices if table.num_partitions % _row_shards(kind, topology) == 0]
+        if not possible and table.name in named:
+            refused.append(f"{table.name} ({table.num_partitions}) cannot be {wanted}")
+        allowed[table.name] = possible or [_TABLE_WISE]
+    if refused:
+        raise ConfigError(
+            f"embedding.table_sharding: partitions do not divide among {topology.world_size} ranks: "
+            f"{', '.join(refused)}; let them be table_wise, or lower embedding.min_rows_per_partition"
+        )
+    others = [table for table in tables if table.name not in named]
+    if others and all(embedding.sharding not in ("auto", *allowed[table.name]) for table in others):
+        most = max(table.num_partitions for table in others)
+        raise ConfigError(
+            f"embedding.sharding = {embedding.sharding}: no table's partitions (at most {most}) divide among "
+            f"{topology.world_size} ranks; take a power of two of ranks, or lower "
+            "embedding.min_rows_per_partition"
+        )
+    return {name: ParameterConstraints(sharding_types=kinds) for name, kinds in allowed.items()}
+
+
+def _by_table(tables: Sequence[Table], patterns: Mapping[str, str]) -> dict[str, str]:
+    """The sharding of each table that a pattern names: an exact name counts first, then the first glob."""
+    names = [table.name for table in tables]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ConfigError(
+                f"embedding.table_sharding.{pattern} is no table's name, nor matches one; the tables are "
+                f"{', '.join(names)}"
+            )
+    found = {}
+    for name in names:
+        matching = [pattern for pattern in patterns if fnmatchcase(name, pattern)]
+        if matching:
+            found[name] = patterns[name if name in matching else matching[0]]
+    return found
+
+
+def _row_shards(sharding_type: str, topology: Topology) -> int:
+    """Into how many row shards a table is cut."""
+    return topology.world_size if sharding_type == _ROW_WISE else 1

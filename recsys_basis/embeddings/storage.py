@@ -1,0 +1,48 @@
+"""What a shard costs, for TorchRec's planner: its own estimate, and the row optimizer's state.
+
+TorchRec finds no optimizer class on our tables and counts nothing for it; a class that it does not know
+would count as one times the weights.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from torchrec.distributed.planner import Topology
+from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
+from torchrec.distributed.planner.types import ParameterConstraints, ShardingOption, Storage
+
+from recsys_basis.embeddings.kernel import EmbeddingSpec
+from recsys_basis.row_optimizers import row_optimizer_class
+from recsys_basis.row_optimizers.base import RowOptimizerConfig
+from recsys_basis.tables import TableShard
+
+
+class RowStateStorageEstimator(EmbeddingStorageEstimator):
+    """Bytes of weights, state and buffers of each shard that the planner considers."""
+
+    def __init__(
+        self, topology: Topology, constraints: dict[str, ParameterConstraints], spec: EmbeddingSpec
+    ) -> None:
+        super().__init__(topology=topology, constraints=constraints)
+        self.spec = spec
+        self.on_device = topology.compute_device == "cuda"
+
+    def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: Any) -> None:
+        """Set ``storage`` of every shard of every option."""
+        super().estimate(sharding_options, sharder_data_map)
+        for option in sharding_options:
+            for shard in option.shards:
+                num_bytes = self._state_bytes(option.name, shard.size)
+                shard.storage += Storage(hbm=num_bytes, ddr=0) if self.on_device else Storage(0, num_bytes)
+
+    def _state_bytes(self, name: str, size: list[int]) -> int:
+        # Whole partitions cost the same wherever in the table they lie.
+        return state_bytes(self.spec.row_optimizer, TableShard(self.spec.table(name), 0, size[0]))
+
+
+@functools.cache
+def state_bytes(config: RowOptimizerConfig, shard: TableShard) -> int:
+    """Bytes of optimizer state of ``shard``; planning asks for the same thousands of times."""
+    return row_optimizer_class(config.rule).state_bytes_of(config, shard)

@@ -16,6 +16,7 @@ from recsys_basis.errors import UserError
 JOBS = {
     "synthesize": "write a Criteo-format click log from a teacher whose AUC is known",
     "prepare": "raw Criteo logs to Parquet, vocabulary and manifest",
+    "plan": "what tables and optimizer state cost, and where they go, on ranks that are not there",
     "train": "train one model; under torchrun, on several ranks",
     "compare": "train variants with several seeds and print AUC beside Adam's",
     "doctor": "check this machine: versions, devices, threads, memory, disk",

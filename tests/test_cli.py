@@ -18,15 +18,15 @@ def test_help_lists_every_job(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
 
 
-@pytest.mark.parametrize("job", ["synthesize", "prepare", "train", "compare"])
+@pytest.mark.parametrize("job", ["synthesize", "prepare", "train", "compare", "plan"])
 def test_help_of_a_job_shows_its_keys_with_their_comments(
     job: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([job, "--help"]) == 0
     text = capsys.readouterr().out
     assert f"recsys-basis {job}" in text  # an example to copy
-    assert "output_dir" in text and "#" in text
-    if job in ("train", "compare"):
+    assert ("memory_gb" if job == "plan" else "output_dir") in text and "#" in text
+    if job in ("train", "compare", "plan"):
         assert "rows_per_bucket: 100.0" in text  # the keys of the default options, too
         assert "partial_rowwise_adam" in text  # and which other options there are
 

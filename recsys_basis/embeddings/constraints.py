@@ -50,7 +50,7 @@ def sharding_constraints(
 
 
 def _by_table(tables: Sequence[Table], patterns: Mapping[str, str]) -> dict[str, str]:
-    """The sharding of each table that a pattern names: an exact name counts first, then the first glob."""
+    """The sharding of each table that a pattern names: an exact name counts most, then the last glob."""
     names = [table.name for table in tables]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
@@ -62,7 +62,7 @@ def _by_table(tables: Sequence[Table], patterns: Mapping[str, str]) -> dict[str,
     for name in names:
         matching = [pattern for pattern in patterns if fnmatchcase(name, pattern)]
         if matching:
-            found[name] = patterns[name if name in matching else matching[0]]
+            found[name] = patterns[name if name in matching else matching[-1]]
     return found
 
 

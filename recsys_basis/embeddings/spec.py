@@ -25,7 +25,7 @@ class EmbeddingConfig(Section):
     """Who computes lookup and update: our embedding bags by C++ kernels or in plain PyTorch, or FBGEMM."""
     sharding: Literal["auto"] | ShardingName
     table_sharding: dict[str, ShardingName] | None
-    """Of single tables, by name or glob; an exact name counts before a glob, then the first that matches."""
+    """Of single tables, by name or glob; an exact name counts most, then the last glob that matches."""
     max_partitions: Annotated[int, Field(ge=1, le=MAX_PARTITIONS)]
     """P of large tables: a power of two."""
     min_rows_per_partition: Annotated[int, Field(ge=1)]

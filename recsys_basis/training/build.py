@@ -10,15 +10,14 @@ import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 
 from recsys_basis.dense_optimizers import create_dense_optimizer
 from recsys_basis.embeddings.bags import RowOptimizedEmbeddingBags
 from recsys_basis.embeddings.choice import choose_bags_kernel
+from recsys_basis.embeddings.collection import create_collection, create_tables
 from recsys_basis.embeddings.fbgemm import fbgemm_fused_params
-from recsys_basis.embeddings.initial import initialize_weights, leave_uninitialized
+from recsys_basis.embeddings.initial import initialize_weights
 from recsys_basis.embeddings.kernel import SPEC_KEY, EmbeddingSpec
 from recsys_basis.embeddings.plan import plan_sharding
 from recsys_basis.embeddings.sharder import RowOptimizerSharder
@@ -27,7 +26,7 @@ from recsys_basis.ingest.columns import DENSE_COLUMNS
 from recsys_basis.ingest.manifest import Manifest
 from recsys_basis.models import create_model
 from recsys_basis.schema import ConfigError
-from recsys_basis.tables import Table, count_partitions
+from recsys_basis.tables import Table
 from recsys_basis.training.averaging import TowerAverage
 from recsys_basis.training.runtime import Runtime
 from recsys_basis.training.schedule import learning_rate_factor
@@ -76,9 +75,10 @@ class Trainable:
 
 def build(config: TrainConfig, manifest: Manifest, runtime: Runtime) -> Trainable:
     """Raises ConfigError for settings that do not fit each other, the data, or the device."""
-    tables = create_tables(config, manifest)
+    tables = create_tables(config.embedding, manifest.cardinalities)
     sharder = RowOptimizerSharder(tables, _fused_params(config, tables, runtime))
-    model = create_model(config.model, _embeddings(config, tables), len(DENSE_COLUMNS), config.seed)
+    embeddings = create_collection(tables, config.embedding.pooling)
+    model = create_model(config.model, embeddings, len(DENSE_COLUMNS), config.seed)
     plan = plan_sharding(
         model,
         sharder,
@@ -112,22 +112,6 @@ def _bags_of(optimizer: KeyedOptimizer) -> Iterator[RowOptimizedEmbeddingBags]:
         yield optimizer.bags
 
 
-def create_tables(config: TrainConfig, manifest: Manifest) -> tuple[Table, ...]:
-    """One table for each categorical column."""
-    embedding = config.embedding
-    return tuple(
-        Table(
-            name=column,
-            num_ids=num_ids,
-            embedding_dim=embedding.embedding_dim,
-            num_partitions=count_partitions(
-                num_ids, embedding.max_partitions, embedding.min_rows_per_partition
-            ),
-        )
-        for column, num_ids in manifest.cardinalities.items()
-    )
-
-
 def dense_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Named parameters that a torch optimizer updates: all but those that backward updates."""
     return [
@@ -135,24 +119,6 @@ def dense_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
         for name, parameter in model.named_parameters()
         if not hasattr(parameter, "_in_backward_optimizers")
     ]
-
-
-def _embeddings(config: TrainConfig, tables: tuple[Table, ...]) -> EmbeddingBagCollection:
-    # On the meta device: whole tables may not fit on one rank.
-    return EmbeddingBagCollection(
-        tables=[
-            EmbeddingBagConfig(
-                name=table.name,
-                embedding_dim=table.embedding_dim,
-                num_embeddings=table.num_rows,
-                feature_names=[table.name],
-                pooling=PoolingType(config.embedding.pooling.upper()),
-                init_fn=leave_uninitialized,
-            )
-            for table in tables
-        ],
-        device=torch.device("meta"),
-    )
 
 
 def _fused_params(config: TrainConfig, tables: tuple[Table, ...], runtime: Runtime) -> dict[str, object]:

@@ -37,14 +37,14 @@ def test_row_wise_leaves_tables_too_small_for_it_whole() -> None:
     }
 
 
-def test_an_exact_name_counts_before_a_glob_and_an_earlier_glob_before_a_later() -> None:
-    patterns = {"C1*": "row_wise", "C*": "table_wise", "C10": "table_wise"}
+def test_an_exact_name_counts_most_and_then_the_last_glob() -> None:
+    patterns = {"C10": "table_wise", "C*": "table_wise", "C1*": "row_wise"}
     assert allowed(2, table_sharding=patterns) == {
         "C1": ["row_wise"],
         "C10": ["table_wise"],
         "D2": ["table_wise"],
     }
-    assert allowed(2, table_sharding={"C*": "table_wise", "C1*": "row_wise"})["C1"] == ["table_wise"]
+    assert allowed(2, table_sharding={"C1*": "row_wise", "C*": "table_wise"})["C1"] == ["table_wise"]
     assert allowed(2, table_sharding={"C1*": "row_wise"})["D2"] == ["table_wise"]
 
 

@@ -1,0 +1,47 @@
+"""Numbers of ids to tables, tables to TorchRec's EmbeddingBagCollection, before any memory is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+from recsys_basis.embeddings.features import Pooling
+from recsys_basis.embeddings.initial import leave_uninitialized
+from recsys_basis.embeddings.spec import EmbeddingConfig
+from recsys_basis.tables import Table, count_partitions
+
+
+def create_tables(embedding: EmbeddingConfig, cardinalities: Mapping[str, int]) -> tuple[Table, ...]:
+    """One table for each column of ``cardinalities``, which maps its name to its number of ids."""
+    return tuple(
+        Table(
+            name=column,
+            num_ids=num_ids,
+            embedding_dim=embedding.embedding_dim,
+            num_partitions=count_partitions(
+                num_ids, embedding.max_partitions, embedding.min_rows_per_partition
+            ),
+        )
+        for column, num_ids in cardinalities.items()
+    )
+
+
+def create_collection(tables: Sequence[Table], pooling: Pooling) -> EmbeddingBagCollection:
+    """One feature for each table, of its name; on the meta device, since a rank may not hold whole tables."""
+    return EmbeddingBagCollection(
+        tables=[
+            EmbeddingBagConfig(
+                name=table.name,
+                embedding_dim=table.embedding_dim,
+                num_embeddings=table.num_rows,
+                feature_names=[table.name],
+                pooling=PoolingType(pooling.upper()),
+                init_fn=leave_uninitialized,
+            )
+            for table in tables
+        ],
+        device=torch.device("meta"),
+    )

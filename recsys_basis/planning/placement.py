@@ -1,0 +1,94 @@
+"""Where TorchRec's planner would put the tables of a config, and the fewest ranks that hold them.
+
+The planner is the one of training, on the meta device: it needs neither ranks nor memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torchrec.distributed.planner.types import PlannerError, ShardingOption
+from torchrec.distributed.types import ShardingType
+
+from recsys_basis.embeddings.collection import create_collection
+from recsys_basis.embeddings.kernel import SPEC_KEY, EmbeddingSpec
+from recsys_basis.embeddings.plan import TABLES_SHARE, create_planner, create_topology
+from recsys_basis.embeddings.sharder import RowOptimizerSharder
+from recsys_basis.embeddings.storage import state_bytes
+from recsys_basis.planning.spec import PlanConfig
+from recsys_basis.row_optimizers.base import RowOptimizerConfig
+from recsys_basis.schema import ConfigError
+from recsys_basis.tables import Table, TableShard
+
+
+@dataclass(frozen=True)
+class Placement:
+    """where: of each table, in words. fullest_rank_bytes: weights, state and buffers of the fullest rank."""
+
+    where: dict[str, str]
+    fullest_rank_bytes: int
+
+
+def place(
+    config: PlanConfig, tables: Sequence[Table], rule: RowOptimizerConfig, world_size: int
+) -> Placement | None:
+    """None where the tables do not fit. Raises ConfigError for a sharding that they cannot have."""
+    spec = EmbeddingSpec(tuple(tables), rule, hold_gradients=False, kernel="torch")
+    sharder = RowOptimizerSharder(tuple(tables), {SPEC_KEY: spec})
+    # Where nodes cannot be filled evenly TorchRec takes all ranks for one node, and so do we.
+    even = world_size % config.ranks_per_node == 0
+    topology = create_topology(
+        world_size,
+        config.ranks_per_node if even else world_size,
+        config.device,
+        int(config.memory_gb * 1e9),
+    )
+    planner, placed = create_planner(sharder, config.embedding, topology, config.batch_size // world_size)
+    try:
+        planner.plan(create_collection(tables, config.embedding.pooling), [sharder])
+    except PlannerError:
+        return None
+    of_rank: Counter[int] = Counter()
+    for option in placed:
+        for shard in option.shards:
+            assert shard.rank is not None and shard.storage is not None
+            of_rank[shard.rank] += shard.storage.hbm if config.device == "cuda" else shard.storage.ddr
+    return Placement({option.name: _in_words(option) for option in placed}, max(of_rank.values()))
+
+
+def fewest_ranks(config: PlanConfig, tables: Sequence[Table], rule: RowOptimizerConfig) -> int | None:
+    """The smallest number of ranks on which the tables fit; None if no number does.
+
+    More ranks help until every partition or every whole table has a rank of its own.
+    """
+    needed = sum(weight_bytes(table) + table_state_bytes(rule, table) for table in tables)
+    least = max(1, math.ceil(needed / (config.memory_gb * 1e9 * TABLES_SHARE)))
+    most = max(len(tables), *(table.num_partitions for table in tables))
+    for world_size in range(least, most + 1):
+        try:
+            if place(config, tables, rule, world_size) is not None:
+                return world_size
+        except ConfigError:  # an explicit sharding that this number of ranks does not allow
+            continue
+    return None
+
+
+def weight_bytes(table: Table) -> int:
+    """float32."""
+    return table.num_rows * table.embedding_dim * 4
+
+
+def table_state_bytes(rule: RowOptimizerConfig, table: Table) -> int:
+    """Of the whole table."""
+    return state_bytes(rule, TableShard.whole(table))
+
+
+def _in_words(option: ShardingOption) -> str:
+    ranks = sorted({shard.rank for shard in option.shards})
+    kind = option.sharding_type
+    if kind == ShardingType.TABLE_WISE.value:
+        return f"{kind} on rank {ranks[0]}"
+    return f"{kind} over {len(ranks)} ranks"

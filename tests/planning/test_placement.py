@@ -1,0 +1,78 @@
+"""How many ranks tables need, worked out by hand from their bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from recsys_basis.config import compose_job
+from recsys_basis.embeddings.collection import create_tables
+from recsys_basis.planning.placement import Placement, fewest_ranks, place
+from recsys_basis.planning.spec import PlanConfig
+from recsys_basis.row_optimizers import row_optimizer_defaults
+from recsys_basis.schema import parse_section
+
+BIG = 64 * 1024 * 25
+"""Ids of a table of 64 partitions: 104.9 MB of float32 weights at D = 16, 314.6 MB with Adam's state."""
+
+
+def plan_config(*cardinalities: int, memory_mb: float, **changes: Any) -> PlanConfig:
+    """``memory_mb`` is what the tables may take, 85 % of a rank's memory."""
+    values = compose_job("plan", [f"cardinalities={list(cardinalities)}", "batch_size=64"]) | changes
+    return parse_section(PlanConfig, values | {"memory_gb": memory_mb / 850})
+
+
+def fewest(config: PlanConfig, rule: str) -> int | None:
+    return fewest_ranks(config, tables_of(config), row_optimizer_defaults(rule))
+
+
+def tables_of(config: PlanConfig) -> Any:
+    return create_tables(config.embedding, config.ids_by_table())
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("rule", "memory_mb", "ranks"),
+    [
+        ("sgd", 106, 1),  # 104.9 whole
+        ("sgd", 103, 2),  # 52.4 each
+        ("rowwise_adagrad", 106, 2),  # 104.9 + 6.6
+        ("adam", 316, 1),
+        ("adam", 158, 2),  # 157.3 each
+        ("adam", 156, 4),  # on 3 ranks it would fit, but 64 partitions do not divide among 3
+        ("adam", 4.0, None),  # a partition alone takes 4.9
+    ],
+)
+def test_one_table(rule: str, memory_mb: float, ranks: int | None, device: str) -> None:
+    assert fewest(plan_config(BIG, memory_mb=memory_mb, device=device), rule) == ranks
+
+
+def test_whole_tables_beside_each_other() -> None:
+    """Three of 104.9 MB: 1 or 2 to a rank, on any number of ranks."""
+    table_wise = {"embedding": compose_job("plan", [])["embedding"] | {"sharding": "table_wise"}}
+    assert fewest(plan_config(BIG, BIG, BIG, memory_mb=106, **table_wise), "sgd") == 3
+    assert fewest(plan_config(BIG, BIG, BIG, memory_mb=211, **table_wise), "sgd") == 2
+    assert fewest(plan_config(BIG, BIG, BIG, memory_mb=104, **table_wise), "sgd") is None
+
+
+def test_numbers_of_ranks_that_an_explicit_sharding_forbids_are_passed_over() -> None:
+    config = plan_config(BIG, memory_mb=40)  # 3 ranks would do
+    embedding = config.embedding.model_copy(update={"table_sharding": {"C1": "row_wise"}})
+    assert fewest(config.model_copy(update={"embedding": embedding}), "sgd") == 4
+
+
+def test_ranks_are_filled_with_weights_state_and_buffers() -> None:
+    config = plan_config(BIG, 200, memory_mb=200)
+    tables, adam = tables_of(config), row_optimizer_defaults("adam")
+    two = place(config, tables, adam, 2)
+    assert isinstance(two, Placement)
+    assert two.where["C1"] == "row_wise over 2 ranks" and two.where["C2"].startswith("table_wise on rank ")
+    state_and_weights = 12 * 16 * BIG / 2
+    assert 0 < two.fullest_rank_bytes - state_and_weights < 100_000
+    assert place(config, tables, adam, 1) is None
+
+
+def test_nodes_that_are_not_full_count_as_one() -> None:
+    config = plan_config(BIG, memory_mb=110, ranks_per_node=4)
+    assert place(config, tables_of(config), row_optimizer_defaults("sgd"), 6) is not None

@@ -191,7 +191,7 @@ class BalancedAdam(Adam):
         """Step 5 of the module for a group.
 
         One parameter after the other, so that its intermediate values are still in the cache when they are
-        read, and their memory when the next parameter takes it: lists of them cost a CPU half as much again.
+        read, and their memory is free when the next parameter needs some.
         """
         beta1, beta2 = group["betas"]
         for parameter, first, second, correction1, correction2 in zip(

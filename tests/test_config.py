@@ -76,6 +76,7 @@ def test_every_comparison_composes_and_its_variants_are_trainable(option: str) -
         ("embedding.pooling=max", "embedding.pooling"),
         ("embedding.kernel=triton", "embedding.kernel"),
         ("embedding.sharding=diagonal", "embedding.sharding"),
+        ("embedding.column_shards=3", "column_shards = 3 does not divide embedding_dim = 16"),
         ("embedding.table_sharding={C1: diagonal}", "embedding.table_sharding.C1"),
         ("model.dense_arch=[]", "model.dense_arch"),
         ("model.over_arch=[0,1]", "model.over_arch"),

@@ -8,6 +8,7 @@ striping.py  ids to rows, so that row-wise shards share the hot ids
 kernel.py    the bags as a TorchRec compute kernel
 state.py     their optimizer state as a TorchRec fused optimizer: ShardedTensors by table name
 collection.py  numbers of ids to tables and to TorchRec's collection of them
+replicas.py  data-parallel tables: one update for the gradients of all ranks
 sharder.py   the door into EmbeddingBagCollection and DistributedModelParallel
 plan.py      which table goes where, from TorchRec's planner
 constraints.py, storage.py    what the planner may choose from, and what each choice costs

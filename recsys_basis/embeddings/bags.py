@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from recsys_basis.embeddings.cpp_lookup import CppLookup
 from recsys_basis.embeddings.features import Bags, Features, Pooling
+from recsys_basis.embeddings.replicas import mean_over_replicas
 from recsys_basis.embeddings.spec import BagsKernel
 from recsys_basis.embeddings.torch_lookup import TorchLookup
 from recsys_basis.errors import NonFiniteError
@@ -34,6 +36,7 @@ class RowOptimizedEmbeddingBags(nn.Module):
                         in ``held`` until ``apply_held``, so that a norm over all gradients can be
                         taken first
     kernel              "torch", or "cpp": the compiled kernels, on a CPU, for rules that have one
+    replicas            ranks that hold the same rows, whose gradients are averaged before the update
 
     ``learning_rate`` is read at each update; set it before backward.
     """
@@ -47,11 +50,13 @@ class RowOptimizedEmbeddingBags(nn.Module):
         hold_gradients: bool = False,
         device: torch.device | str = "cpu",
         kernel: BagsKernel = "torch",
+        replicas: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__()
         self.row_optimizer = create_row_optimizer(row_optimizer, shards, device)
         self.learning_rate = row_optimizer.learning_rate
         self.hold_gradients = hold_gradients
+        self.replicas = replicas
         self.held: tuple[torch.Tensor, torch.Tensor] | None = None
         self.embedding_dim = self.row_optimizer.embedding_dim
         # A plain tensor: as a Parameter it would ask autograd for a gradient of table size.
@@ -81,6 +86,8 @@ class RowOptimizedEmbeddingBags(nn.Module):
         """Take one summed gradient [U, D] for each distinct row [U]; update now, or hold."""
         if not finite:
             raise NonFiniteError(f"table {self._table_of_first_bad(rows, gradients)}: non-finite gradient")
+        if self.replicas is not None:
+            rows, gradients = mean_over_replicas(rows, gradients, self.row_optimizer.num_rows, self.replicas)
         if self.hold_gradients:
             self.held = (rows, gradients)
         else:

@@ -7,7 +7,7 @@ table would start out identical, and another number of ranks would be another mo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
@@ -26,10 +26,18 @@ def initialize_weights(model: nn.Module, tables: Iterable[Table], scale: float, 
     state = model.state_dict()
     for table in tables:
         (weight,) = (value for key, value in state.items() if key.endswith(f".{table.name}.weight"))
-        assert isinstance(weight, ShardedTensor)
         bound = scale / math.sqrt(table.num_ids)
-        for shard in weight.local_shards():
-            first = shard.metadata.shard_offsets[0] // table.rows_per_partition
-            for place, rows in enumerate(shard.tensor.split(table.rows_per_partition)):
+        for tensor, (row, column) in _local_parts(weight):
+            first = row // table.rows_per_partition
+            for place, rows in enumerate(tensor.split(table.rows_per_partition)):
                 generator = torch.Generator().manual_seed(table.seed("initial", seed, first + place))
-                rows.copy_(torch.empty(rows.shape).uniform_(-bound, bound, generator=generator))
+                drawn = torch.empty(len(rows), table.embedding_dim)
+                drawn.uniform_(-bound, bound, generator=generator)
+                rows.copy_(drawn[:, column : column + rows.shape[1]])
+
+
+def _local_parts(weight: torch.Tensor) -> list[tuple[torch.Tensor, Sequence[int]]]:
+    """What this rank holds of a table, and its first row and column; all of it where it is data-parallel."""
+    if isinstance(weight, ShardedTensor):
+        return [(shard.tensor, shard.metadata.shard_offsets) for shard in weight.local_shards()]
+    return [(weight, (0, 0))]

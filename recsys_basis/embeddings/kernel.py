@@ -7,7 +7,7 @@ TorchRec builds one kernel for each group of tables on a rank. Base for this one
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -71,12 +71,10 @@ class RowOptimizerKernel(BaseBatchedEmbeddingBag[torch.Tensor], FusedOptimizerMo
             hold_gradients=spec.hold_gradients,
             device=device or "cpu",
             kernel=spec.kernel,
+            replicas=process_group if _is_replicated(config) else None,
         )
         self._fused_optimizer = RowFusedOptimizer(self._bags, config.embedding_tables, process_group)
-        self._parameters_by_table = {
-            table.name: _parameter_slice(weights)
-            for table, weights in zip(config.embedding_tables, self.split_embedding_weights(), strict=True)
-        }
+        self._parameters_by_table = _parameters_by_table(self._bags)
 
     @property
     def emb_module(self) -> RowOptimizedEmbeddingBags:
@@ -114,18 +112,36 @@ class RowOptimizerKernel(BaseBatchedEmbeddingBag[torch.Tensor], FusedOptimizerMo
 
 def _shard(table: ShardedEmbeddingTable, spec: EmbeddingSpec) -> TableShard:
     offset = table.local_metadata.shard_offsets[0] if table.local_metadata else 0
-    return TableShard(spec.table(table.name), offset, table.local_rows)
-
-
-def _parameter_slice(weights: torch.Tensor) -> TableBatchedEmbeddingSlice:
-    parameter = TableBatchedEmbeddingSlice(
-        data=weights.view(-1),
-        start_offset=0,
-        end_offset=weights.numel(),
-        num_embeddings=-1,
-        embedding_dim=weights.shape[1],
+    # A block of columns is a narrower table of the same rows: same name, so same buckets.
+    return TableShard(
+        replace(spec.table(table.name), embedding_dim=table.local_cols), offset, table.local_rows
     )
-    return _marked(parameter)
+
+
+def _is_replicated(config: GroupedEmbeddingConfig) -> bool:
+    # TorchRec gives data-parallel tables no place.
+    return any(table.local_metadata is None for table in config.embedding_tables)
+
+
+def _parameters_by_table(bags: RowOptimizedEmbeddingBags) -> dict[str, TableBatchedEmbeddingSlice]:
+    """All rows of each table here, its blocks of columns one after the other, as TorchRec wants them."""
+    width, ends = bags.embedding_dim, {}
+    starts: dict[str, int] = {}
+    for start, shard in zip(bags.row_optimizer.row_starts, bags.row_optimizer.shards, strict=True):
+        starts.setdefault(shard.table.name, start)
+        ends[shard.table.name] = start + shard.num_rows
+    return {
+        name: _marked(
+            TableBatchedEmbeddingSlice(
+                data=bags.weights.view(-1),
+                start_offset=start * width,
+                end_offset=ends[name] * width,
+                num_embeddings=-1,
+                embedding_dim=width,
+            )
+        )
+        for name, start in starts.items()
+    }
 
 
 def _marked(parameter: Any) -> Any:

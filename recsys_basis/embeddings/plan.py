@@ -39,7 +39,8 @@ def plan_sharding(
     Raises ConfigError for a sharding that tables cannot have, and for tables that do not fit in memory.
     """
     world_size = dist.get_world_size()
-    ranks_per_node = get_local_size(world_size)
+    # TorchRec's own reading of the environment, which warns where there is nothing to read.
+    ranks_per_node = get_local_size(world_size) if world_size > 1 else 1
     memory_bytes = _memory_of_a_rank(device_type, ranks_per_node)
     topology = create_topology(world_size, ranks_per_node, device_type, memory_bytes)
     group = dist.group.WORLD

@@ -10,7 +10,7 @@ tests/embeddings/test_sharder.py holds them to their signatures.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torchrec.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
@@ -20,26 +20,36 @@ from torchrec.distributed.embeddingbag import (
     EmbeddingBagCollectionSharder,
     ShardedEmbeddingBagCollection,
 )
+from torchrec.distributed.sharding.dp_sharding import DpPooledEmbeddingSharding
+from torchrec.distributed.sharding.grid_sharding import GridPooledEmbeddingSharding
 from torchrec.distributed.sharding.rw_sharding import RwPooledEmbeddingSharding
+from torchrec.distributed.sharding.twrw_sharding import TwRwPooledEmbeddingSharding
 from torchrec.distributed.types import Awaitable, ParameterSharding, ShardingEnv, ShardingType
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recsys_basis.embeddings.kernel import SPEC_KEY, RowOptimizerKernel
+from recsys_basis.embeddings.spec import ShardingName
 from recsys_basis.embeddings.striping import Striping
 from recsys_basis.schema import ConfigError
 from recsys_basis.tables import Table
 
 
 class RowOptimizerSharder(EmbeddingBagCollectionSharder):
-    """Shards an EmbeddingBagCollection of ``tables`` table-wise or row-wise.
+    """Shards an EmbeddingBagCollection of ``tables``.
 
     fused_params: {SPEC_KEY: EmbeddingSpec} for our kernel, or FBGEMM's own (optimizer, learning_rate, …).
+    codecs: by which collectives of pooled vectors send fewer bits, by TorchRec's name of each.
     """
 
-    def __init__(self, tables: tuple[Table, ...], fused_params: dict[str, Any]) -> None:
-        super().__init__(fused_params=fused_params)
+    def __init__(
+        self,
+        tables: tuple[Table, ...],
+        fused_params: dict[str, Any],
+        codecs: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(fused_params=fused_params, qcomm_codecs_registry=codecs)
         self.tables = tables
 
     def shard(
@@ -50,8 +60,9 @@ class RowOptimizerSharder(EmbeddingBagCollectionSharder):
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> ShardedEmbeddingBagCollection:
-        """Raises ConfigError for a plan that TorchRec itself computes wrongly."""
-        _refuse_mixed_mean(module, params)
+        """Raises ConfigError for a plan that would be computed wrongly."""
+        _refuse_wrong_means(module, params)
+        _refuse_replicas(self.fused_params, params)
         return StripedEmbeddingBagCollection(
             self.tables,
             module=module,
@@ -64,7 +75,7 @@ class RowOptimizerSharder(EmbeddingBagCollectionSharder):
         )
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        return [ShardingType.TABLE_WISE.value, ShardingType.ROW_WISE.value]
+        return list(get_args(ShardingName))
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
         return [EmbeddingComputeKernel.FUSED.value]
@@ -74,14 +85,41 @@ class RowOptimizerSharder(EmbeddingBagCollectionSharder):
         return StripedEmbeddingBagCollection
 
 
-def _refuse_mixed_mean(module: EmbeddingBagCollection, params: dict[str, ParameterSharding]) -> None:
+def _refuse_wrong_means(module: EmbeddingBagCollection, params: dict[str, ParameterSharding]) -> None:
     means = [config.name for config in module.embedding_bag_configs() if config.pooling == PoolingType.MEAN]
-    row_wise = [name for name, plan in params.items() if plan.sharding_type == ShardingType.ROW_WISE.value]
+    grid = _tables_sharded(params, ShardingType.GRID_SHARD)
+    if set(means) & set(grid):
+        raise ConfigError(
+            f"mean pooling under grid_shard (tables {', '.join(grid)}): torchrec 1.8 would never divide the "
+            "sums; choose another sharding, or sum pooling"
+        )
+    row_wise = _tables_sharded(params, ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE)
     if means and row_wise and len(row_wise) < len(params):
         raise ConfigError(
             f"mean pooling (tables {', '.join(means)}) with some tables row-wise ({', '.join(row_wise)}) and "
             "some not: torchrec 1.8 would divide every table's vectors; shard all tables row-wise, or none"
         )
+
+
+def _refuse_replicas(fused_params: dict[str, Any], params: dict[str, ParameterSharding]) -> None:
+    names = _tables_sharded(params, ShardingType.DATA_PARALLEL)
+    if not names:
+        return
+    spec = fused_params.get(SPEC_KEY)
+    if spec is None:
+        raise ConfigError(
+            f"data_parallel tables ({', '.join(names)}) with embedding.kernel = fbgemm: its kernels would "
+            "not average gradients over ranks; choose embedding.kernel=auto"
+        )
+    if spec.hold_gradients:
+        raise ConfigError(
+            f"data_parallel tables ({', '.join(names)}) with max_gradient_norm: the norm over ranks would "
+            "count their rows once for each rank; shard these tables, or set max_gradient_norm=null"
+        )
+
+
+def _tables_sharded(params: dict[str, ParameterSharding], *types: ShardingType) -> list[str]:
+    return [name for name, plan in params.items() if plan.sharding_type in {kind.value for kind in types}]
 
 
 class StripedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
@@ -95,7 +133,8 @@ class StripedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             {feature: by_name[config.name] for config in configs for feature in config.feature_names}
         )
         self._row_wise_mean = any(
-            isinstance(sharding, RwPooledEmbeddingSharding) for sharding in self._embedding_shardings
+            isinstance(sharding, (RwPooledEmbeddingSharding, TwRwPooledEmbeddingSharding))
+            for sharding in self._embedding_shardings
         ) and any(config.pooling == PoolingType.MEAN for config in configs)
 
     def input_dist(
@@ -110,20 +149,38 @@ class StripedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
 
     def _create_lookups(self) -> None:
         for sharding in self._embedding_shardings:
-            row_wise = isinstance(sharding, RwPooledEmbeddingSharding)
+            # As each sharding's own create_lookup; the type tells a kernel who divides a mean.
+            by_node = isinstance(sharding, (TwRwPooledEmbeddingSharding, GridPooledEmbeddingSharding))
+            sharding_type = None
+            if by_node:
+                configs = sharding._grouped_embedding_configs_per_rank[sharding._rank]
+                sharding_type = ShardingType.TABLE_ROW_WISE
+            else:
+                configs = sharding._grouped_embedding_configs
+                if isinstance(sharding, RwPooledEmbeddingSharding):
+                    sharding_type = ShardingType.ROW_WISE
+            replicated = isinstance(sharding, DpPooledEmbeddingSharding)
             self._lookups.append(
                 RowOptimizerLookup(
-                    grouped_configs=sharding._grouped_embedding_configs,
+                    grouped_configs=configs,
                     device=sharding._device,
-                    pg=sharding._pg,
-                    sharding_type=ShardingType.ROW_WISE if row_wise else None,
+                    pg=sharding._env.process_group if replicated else sharding._pg,
+                    sharding_type=sharding_type,
                     env=sharding._env,
                 )
             )
 
+    def init_data_parallel(self) -> None:
+        """Nothing: TorchRec would reduce the gradients of parameters, and backward here leaves none."""
+
 
 class RowOptimizerLookup(GroupedPooledEmbeddingsLookup):
     """TorchRec's lookup over groups of tables; a group marked with our spec gets our kernel."""
+
+    @property
+    def module(self) -> RowOptimizerLookup:
+        """Itself: TorchRec unwraps data-parallel lookups, which ``init_data_parallel`` left unwrapped."""
+        return self
 
     def _create_embedding_kernel(
         self,

@@ -7,6 +7,7 @@ shards follow from the weight's shards by one ratio: state rows over table rows.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -23,8 +24,8 @@ from recsys_basis.row_optimizers.base import TableState
 class RowFusedOptimizer(FusedOptimizer):
     """The optimizer of one kernel: backward did the work, ``step`` applies what clipping held back.
 
-    ``state_dict()["state"]["<table>.weight"]["<table>.<state>"]`` is a ShardedTensor aliasing live
-    memory, or for per-table numbers a plain [1] tensor, equal on every rank.
+    ``state_dict()["state"]["<table>.weight"]["<table>.<state>"]`` is a ShardedTensor aliasing live memory, or
+    a plain tensor, equal on every rank: per-table numbers [1], and all state of data-parallel tables.
     """
 
     def __init__(
@@ -35,23 +36,30 @@ class RowFusedOptimizer(FusedOptimizer):
     ) -> None:
         self.bags = bags
         params: dict[str, torch.Tensor] = {}
-        state: dict[Any, dict[str, Any]] = {}
-        weights = dict(zip((table.name for table in tables), bags.split_embedding_weights(), strict=True))
-        for table in tables:
-            params[f"{table.name}.weight"] = weights[table.name]
-            state[weights[table.name]] = {}
-        by_name = {table.name: table for table in tables}
-        for table_state in bags.row_optimizer.table_states():
-            entry: Any = table_state.tensor
-            if table_state.per != "table":
-                entry = _as_sharded_tensor(table_state, by_name[table_state.table], process_group)
-            state[weights[table_state.table]][f"{table_state.table}.{table_state.name}"] = entry
+        for table, weights in zip(tables, bags.split_embedding_weights(), strict=True):
+            params.setdefault(f"{table.name}.weight", weights)
+        state: dict[Any, dict[str, Any]] = {weights: {} for weights in params.values()}
+        # A rank may hold several blocks of columns of one table: shards of the same entry.
+        parts: dict[tuple[str, str], list[TableState]] = {}
+        for part in bags.row_optimizer.table_states():
+            parts.setdefault((part.table, part.name), []).append(part)
+        self._same: list[list[torch.Tensor]] = []
+        for (table_name, name), found in parts.items():
+            entry: Any = found[0].tensor
+            if found[0].per == "table":
+                self._same.append([part.tensor for part in found])
+            elif tables[found[0].shard].local_metadata is not None:
+                entry = _as_sharded_tensor(found, [tables[part.shard] for part in found], process_group)
+            state[params[f"{table_name}.weight"]][f"{table_name}.{name}"] = entry
         group = {"params": list(params.values()), "lr": bags.learning_rate}
         super().__init__(params, state, [group])
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Before forward: hand the scheduled learning rate to the kernel."""
         self.bags.learning_rate = self.param_groups[0]["lr"]
+        for first, *others in self._same:  # a checkpoint may just have been loaded into the first
+            for other in others:
+                other.copy_(first)
 
     def step(self, closure: Any = None) -> None:
         """After backward: apply held gradients, if gradient clipping holds them."""
@@ -66,35 +74,45 @@ def local_tensors(value: Any) -> list[Any]:
 
 
 def _as_sharded_tensor(
-    state: TableState, table: ShardedEmbeddingTable, process_group: dist.ProcessGroup | None
+    parts: list[TableState], tables: list[ShardedEmbeddingTable], process_group: dist.ProcessGroup | None
 ) -> ShardedTensor:
-    weight = table.global_metadata
-    if weight is None or table.local_metadata is None:
-        raise ValueError(f"table {table.name} has no shard metadata: was it sharded by TorchRec?")
-    if any(shard.shard_sizes[1] != weight.size[1] for shard in weight.shards_metadata):
-        raise ValueError(f"table {table.name}: column-wise sharding is not supported by row optimizers here")
-    num_rows, tail = weight.size[0], list(state.tensor.shape[1:])
+    """One state of one table; ``parts`` and ``tables`` are this rank's shards of it.
+
+    S blocks of columns keep their states side by side: a [N, D] state is cut as the weights are, and an [N]
+    state, one number a row for each block, is [N, S].
+    """
+    weight, columns = tables[0].global_metadata, tables[0].local_cols
+    assert weight is not None, "all shards of a table have metadata, or none has"
+    num_rows, blocks = weight.size[0], weight.size[1] // columns
+    width = math.prod(parts[0].tensor.shape[1:])
+    flat = parts[0].tensor.dim() == 1 and blocks == 1
 
     def place(shard: ShardMetadata) -> ShardMetadata:
-        rows = [
-            value * state.global_rows // num_rows for value in (shard.shard_offsets[0], shard.shard_sizes[0])
-        ]
-        return ShardMetadata([rows[0]] + [0] * len(tail), [rows[1], *tail], shard.placement)
-
-    local = place(table.local_metadata)
-    owned, kept = (local.shard_offsets[0], local.shard_sizes[0]), (state.offset, len(state.tensor))
-    if owned != kept:
-        raise ValueError(
-            f"table {table.name}: state {state.name!r} has (offset, rows) {kept}, its shard owns {owned}"
+        offset, size = (
+            value * parts[0].global_rows // num_rows
+            for value in (shard.shard_offsets[0], shard.shard_sizes[0])
         )
-    properties = type(weight.tensor_properties)(dtype=state.tensor.dtype)
-    metadata = ShardedTensorMetadata(
-        shards_metadata=[place(shard) for shard in weight.shards_metadata],
-        size=torch.Size([state.global_rows, *tail]),
-        tensor_properties=properties,
-    )
+        if flat:
+            return ShardMetadata([offset], [size], shard.placement)
+        block = shard.shard_offsets[1] // columns
+        return ShardMetadata([offset, block * width], [size, width], shard.placement)
+
+    local = []
+    for part, table in zip(parts, tables, strict=True):
+        assert table.local_metadata is not None
+        metadata = place(table.local_metadata)
+        owned, kept = (metadata.shard_offsets[0], metadata.shard_sizes[0]), (part.offset, len(part.tensor))
+        if owned != kept:
+            raise ValueError(
+                f"table {part.table}: state {part.name!r} has (offset, rows) {kept}, its shard owns {owned}"
+            )
+        local.append(Shard(part.tensor if flat else part.tensor.view(len(part.tensor), width), metadata))
     return ShardedTensor._init_from_local_shards_and_global_metadata(
-        local_shards=[Shard(state.tensor, local)],
-        sharded_tensor_metadata=metadata,
+        local_shards=local,
+        sharded_tensor_metadata=ShardedTensorMetadata(
+            shards_metadata=[place(shard) for shard in weight.shards_metadata],
+            size=torch.Size([parts[0].global_rows] if flat else [parts[0].global_rows, blocks * width]),
+            tensor_properties=type(weight.tensor_properties)(dtype=parts[0].tensor.dtype),
+        ),
         process_group=process_group,
     )

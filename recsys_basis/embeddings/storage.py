@@ -7,6 +7,7 @@ would count as one times the weights.
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 from torchrec.distributed.planner import Topology
@@ -39,7 +40,8 @@ class RowStateStorageEstimator(EmbeddingStorageEstimator):
 
     def _state_bytes(self, name: str, size: list[int]) -> int:
         # Whole partitions cost the same wherever in the table they lie.
-        return state_bytes(self.spec.row_optimizer, TableShard(self.spec.table(name), 0, size[0]))
+        table = replace(self.spec.table(name), embedding_dim=size[1])
+        return state_bytes(self.spec.row_optimizer, TableShard(table, 0, size[0]))
 
 
 @functools.cache

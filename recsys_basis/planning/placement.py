@@ -62,11 +62,14 @@ def place(
 def fewest_ranks(config: PlanConfig, tables: Sequence[Table], rule: RowOptimizerConfig) -> int | None:
     """The smallest number of ranks on which the tables fit; None if no number does.
 
-    More ranks help until every partition or every whole table has a rank of its own.
+    More ranks help until every partition, or every piece that is not cut over all ranks, has one of its own.
     """
     needed = sum(weight_bytes(table) + table_state_bytes(rule, table) for table in tables)
     least = max(1, math.ceil(needed / (config.memory_gb * 1e9 * TABLES_SHARE)))
-    most = max(len(tables), *(table.num_partitions for table in tables))
+    kinds = {config.embedding.sharding, *(config.embedding.table_sharding or {}).values()}
+    within_node = config.ranks_per_node if kinds & {"table_row_wise", "grid_shard"} else 1
+    pieces = len(tables) * config.embedding.column_shards * within_node
+    most = max(pieces, *(table.num_partitions for table in tables))
     for world_size in range(least, most + 1):
         try:
             if place(config, tables, rule, world_size) is not None:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table as Grid
 
+from recsys_basis.embeddings.plan import TABLES_SHARE
 from recsys_basis.planning.placement import (
     Placement,
     fewest_ranks,
@@ -75,7 +76,7 @@ def _by_optimizer(
     placements: Mapping[str, Placement | None],
 ) -> Grid:
     grid = _grid(
-        f"Ranks of {config.memory_gb:g} GB, 15 % of it kept for the rest of the model",
+        f"Ranks of {config.memory_gb:g} GB, {1 - TABLES_SHARE:.0%} of it kept for the rest of the model",
         ["optimizer"],
         ["state", "weights + state", f"fits on {config.world_size}", "fullest rank", "fewest ranks"],
         [],

@@ -19,7 +19,7 @@ import torch
 from pydantic import Field
 
 from recsys_basis.schema import Section
-from recsys_basis.tables import TableShard
+from recsys_basis.tables import Table, TableShard
 
 
 class RowOptimizerConfig(Section):
@@ -54,6 +54,8 @@ class TableState:
     [offset, offset + len(tensor)). For per="table" the tensor is [1] and replicated.
     """
 
+    shard: int
+    """Which of the optimizer's shards: under column-wise sharding several can be of one table."""
     table: str
     name: str
     per: Literal["row", "bucket", "table"]
@@ -93,6 +95,12 @@ class RowOptimizer(ABC):
         """
         return cls(config, [shard], "meta").state_bytes()
 
+    @classmethod
+    def state_follows_columns(cls, config: RowOptimizerConfig, table: Table) -> bool:
+        """Whether each column of ``table`` has state of its own; if not, blocks of columns repeat some."""
+        states = cls(config, [TableShard.whole(table)], "meta").state.values()
+        return all(state.per == "table" or state.tensor.dim() == 2 for state in states)
+
     @abstractmethod
     def update(
         self, weights: torch.Tensor, rows: torch.Tensor, gradients: torch.Tensor, learning_rate: float
@@ -127,7 +135,7 @@ class RowOptimizer(ABC):
                     start, size, offset, global_rows = index, 1, 0, 1
                 if global_rows > 0:
                     view = state.tensor[start : start + size]
-                    yield TableState(shard.table.name, name, state.per, view, offset, global_rows)
+                    yield TableState(index, shard.table.name, name, state.per, view, offset, global_rows)
                 start += size
 
     def state_bytes(self) -> int:

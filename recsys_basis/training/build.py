@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.types import ShardingEnv
+from torchrec.distributed.types import ParameterSharding, ShardingEnv
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 
 from recsys_basis.dense_optimizers import create_dense_optimizer
@@ -25,9 +25,11 @@ from recsys_basis.embeddings.state import RowFusedOptimizer
 from recsys_basis.ingest.columns import DENSE_COLUMNS
 from recsys_basis.ingest.manifest import Manifest
 from recsys_basis.models import create_model
+from recsys_basis.row_optimizers import row_optimizer_class
 from recsys_basis.schema import ConfigError
 from recsys_basis.tables import Table
 from recsys_basis.training.averaging import TowerAverage
+from recsys_basis.training.communication import compress_towers, embedding_codecs
 from recsys_basis.training.runtime import Runtime
 from recsys_basis.training.schedule import learning_rate_factor
 from recsys_basis.training.spec import TrainConfig
@@ -68,6 +70,18 @@ class Trainable:
     def dense_parameters(self) -> list[nn.Parameter]:
         return [parameter for _, parameter in dense_parameters(self.model)]
 
+    def column_blocks(self) -> dict[str, int]:
+        """S of each table that keeps some of its state once for each of S > 1 blocks of columns."""
+        config = self.config.row_optimizer
+        rule, plans = row_optimizer_class(config.rule), self.model.plan.plan.values()
+        sharding = {name: entry for plan in plans for name, entry in plan.items()}
+        blocks = {table.name: _column_blocks(sharding[table.name]) for table in self.tables}
+        return {
+            table.name: blocks[table.name]
+            for table in self.tables
+            if blocks[table.name] > 1 and not rule.state_follows_columns(config, table)
+        }
+
     def embedding_bags(self) -> list[RowOptimizedEmbeddingBags]:
         """Our kernels on this rank; none under FBGEMM."""
         return list(_bags_of(self.row_optimizer))
@@ -76,7 +90,8 @@ class Trainable:
 def build(config: TrainConfig, manifest: Manifest, runtime: Runtime) -> Trainable:
     """Raises ConfigError for settings that do not fit each other, the data, or the device."""
     tables = create_tables(config.embedding, manifest.cardinalities)
-    sharder = RowOptimizerSharder(tables, _fused_params(config, tables, runtime))
+    codecs = embedding_codecs(config.communication, config.batch_size, runtime.device)
+    sharder = RowOptimizerSharder(tables, _fused_params(config, tables, runtime), codecs)
     embeddings = create_collection(tables, config.embedding.pooling)
     model = create_model(config.model, embeddings, len(DENSE_COLUMNS), config.seed)
     plan = plan_sharding(
@@ -95,6 +110,7 @@ def build(config: TrainConfig, manifest: Manifest, runtime: Runtime) -> Trainabl
         plan=plan,
         sharders=[sharder],
     )
+    compress_towers(config.communication, sharded)
     initialize_weights(sharded, tables, config.embedding.initial_scale, config.seed)
     towers = dense_parameters(sharded)
     dense_optimizer = create_dense_optimizer(config.dense_optimizer, sharded, towers)
@@ -110,6 +126,11 @@ def _bags_of(optimizer: KeyedOptimizer) -> Iterator[RowOptimizedEmbeddingBags]:
             yield from _bags_of(inner)
     elif isinstance(optimizer, RowFusedOptimizer):
         yield optimizer.bags
+
+
+def _column_blocks(sharding: ParameterSharding) -> int:
+    spec = sharding.sharding_spec
+    return 1 if spec is None else len({shard.shard_offsets[1] for shard in spec.shards})
 
 
 def dense_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

@@ -241,6 +241,8 @@ def _layout(trainable: Trainable) -> dict[str, Any]:
         }
         for table in trainable.tables
     }
+    for name, blocks in trainable.column_blocks().items():
+        tables[name]["column_blocks"] = blocks
     return {
         "tables": tables,
         "model": config["model"],

@@ -13,7 +13,12 @@ LOGGERS = (
     "torchrec.distributed.planner.types",
     # Says that DDP and DMP trace under torch.fx, on the first forward.
     "torch.fx._symbolic_trace",
+    # Says which ranks form a node, and that data-parallel tables have no cache.
+    "torchrec.distributed.comm",
+    "torchrec.distributed.utils",
 )
+ROOT_MESSAGE = "Sharding spec not found for "
+"""What the planner tells the root logger of each data-parallel table: it is on all ranks, as asked."""
 MESSAGES = (
     # DistributedModelParallel hands DDP an argument that torch 2.13 has renamed; the old one still works.
     r"`broadcast_buffers` is deprecated",
@@ -27,5 +32,10 @@ def silence_known_warnings() -> None:
     """Call once a process, before the model is built."""
     for name in LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger().addFilter(_is_not_of_the_planner)
     for message in MESSAGES:
         warnings.filterwarnings("ignore", message=message)
+
+
+def _is_not_of_the_planner(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(ROOT_MESSAGE)

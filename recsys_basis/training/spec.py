@@ -13,6 +13,7 @@ from recsys_basis.models import ModelConfig
 from recsys_basis.row_optimizers import parse_row_optimizer
 from recsys_basis.row_optimizers.base import RowOptimizerConfig
 from recsys_basis.schema import Section
+from recsys_basis.training.communication import CommunicationConfig
 from recsys_basis.training.runtime import RuntimeConfig
 from recsys_basis.training.schedule import ScheduleConfig
 
@@ -26,6 +27,7 @@ class TrainConfig(Section):
     row_optimizer: SerializeAsAny[RowOptimizerConfig]
     dense_optimizer: SerializeAsAny[DenseOptimizerConfig]
     schedule: ScheduleConfig
+    communication: CommunicationConfig
     runtime: RuntimeConfig
 
     seed: Annotated[int, Field(ge=0, lt=2**31)]

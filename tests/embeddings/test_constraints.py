@@ -37,6 +37,19 @@ def test_row_wise_leaves_tables_too_small_for_it_whole() -> None:
     }
 
 
+def test_shards_within_a_node_divide_among_its_ranks() -> None:
+    topology = Topology(world_size=8, local_world_size=2, compute_device="cpu")
+    for sharding, too_small in (("table_row_wise", "table_wise"), ("grid_shard", "column_wise")):
+        embedding = embedding_config(sharding=sharding, embedding_dim=8, column_shards=2)
+        found = sharding_constraints(TABLES, embedding, topology)
+        assert {name: entry.sharding_types for name, entry in found.items()} == {
+            "C1": [sharding],
+            "C10": [sharding],
+            "D2": [too_small],
+        }
+        assert found["D2"].min_partition == (8 if sharding == "table_row_wise" else 4)
+
+
 def test_an_exact_name_counts_most_and_then_the_last_glob() -> None:
     patterns = {"C10": "table_wise", "C*": "table_wise", "C1*": "row_wise"}
     assert allowed(2, table_sharding=patterns) == {
@@ -55,7 +68,7 @@ def test_a_name_that_is_no_table_is_refused_with_the_tables(pattern: str) -> Non
 
 
 def test_a_table_that_is_named_for_what_it_cannot_be_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"among 4 ranks: C10 \(2\) cannot be row_wise; "):
+    with pytest.raises(ConfigError, match=r"sharding: C10 cannot be row_wise with 2 partition"):
         allowed(4, table_sharding={"C*": "row_wise"})
 
 

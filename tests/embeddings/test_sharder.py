@@ -14,7 +14,7 @@ from torchrec.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding.rw_sharding import RwPooledEmbeddingSharding
-from torchrec.distributed.types import ShardingEnv, ShardingType
+from torchrec.distributed.types import ShardingEnv
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -104,10 +104,13 @@ def train(
         TABLES, {SPEC_KEY: EmbeddingSpec(TABLES, config, hold_gradients=False, kernel="torch")}
     )
     module = Model(embeddings)
-    plan = plan_sharding(module, sharder, embedding_config(sharding=sharding), GLOBAL_BATCH, "cpu")
+    blocks = 2 if sharding in ("column_wise", "grid_shard") else 1
+    embedding = embedding_config(sharding=sharding, embedding_dim=8, column_shards=blocks)
+    plan = plan_sharding(module, sharder, embedding, GLOBAL_BATCH, "cpu")
     kinds = {name: entry.sharding_type for name, entry in plan.plan["embeddings"].items()}
-    if sharding == "row_wise" and runtime.world_size == 2:
-        assert kinds["a"] == kinds["b"] == ShardingType.ROW_WISE.value
+    assert {kinds["a"], kinds["b"]} == {sharding}
+    held = {rank for entry in plan.plan["embeddings"].values() for rank in entry.ranks}
+    assert held == {*range(runtime.world_size)}
     model = DistributedModelParallel(
         module,
         env=ShardingEnv.from_process_group(dist.group.WORLD),
@@ -127,29 +130,31 @@ def train(
 
 
 def gathered(model: DistributedModelParallel) -> dict[str, torch.Tensor]:
+    """Every table's weights and state, whole, put together from the parts of all ranks."""
     tensors: dict[str, Any] = {
-        key: value for key, value in model.state_dict().items() if "embedding_bags" in key
+        key: value.detach() if isinstance(value, torch.nn.Parameter) else value
+        for key, value in model.state_dict().items()
+        if "embedding_bags" in key
     }
     for entries in model.fused_optimizer.state_dict()["state"].values():
         tensors |= entries
-    names: list[list[str]] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(names, sorted(tensors))
-    full = {}
-    for name in sorted({name for rank in names for name in rank}):
-        owner_has = [name in rank for rank in names]
-        value = tensors.get(name)
-        if all(owner_has) and hasattr(value, "local_shards"):
-            target = torch.empty(value.size(), dtype=value.dtype) if dist.get_rank() == 0 else None
-            value.gather(0, target)
-            full[name] = target
-        else:  # a table-wise table's state lives on its owner alone
-            local = None if value is None else value
-            if hasattr(local, "local_shards"):
-                local = local.local_shards()[0].tensor
-            pieces: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(pieces, local)
-            full[name] = next(piece for piece in pieces if piece is not None)
+    parts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, {name: parts_of(value) for name, value in tensors.items()})
+    full: dict[str, torch.Tensor] = {}
+    for of_rank in parts:
+        for name, (size, places) in of_rank.items():
+            for offsets, part in places:
+                whole = full.setdefault(name, torch.full(size, -7, dtype=part.dtype))
+                whole[tuple(slice(o, o + n) for o, n in zip(offsets, part.shape, strict=True))] = part
     return full
+
+
+def parts_of(value: Any) -> tuple[torch.Size, list[tuple[list[int], torch.Tensor]]]:
+    """Size of the whole, and this rank's parts with their offsets."""
+    if hasattr(value, "local_shards"):
+        places = [(shard.metadata.shard_offsets, shard.tensor) for shard in value.local_shards()]
+        return value.size(), places
+    return value.shape, [([0] * value.dim(), value.clone())]
 
 
 RULES = {
@@ -177,25 +182,98 @@ CASES = {
 }
 
 
+COLUMN_CASES = {
+    **{
+        f"{rule} {sharding}": (RULES[rule], sharding, "sum")
+        for rule in ("basis", "basis_literal", "adam", "partial_rowwise_adam")
+        for sharding in ("column_wise", "data_parallel")
+    },
+    "mean column_wise": (RULES["rowwise_adagrad"], "column_wise", "mean"),
+    "mean data_parallel": (RULES["rowwise_adagrad"], "data_parallel", "mean"),
+    "frozen adagrad": (row_optimizer_defaults("adagrad", learning_rate=0.0), "table_wise", "sum"),
+    "frozen rowwise_adagrad": (
+        row_optimizer_defaults("rowwise_adagrad", learning_rate=0.0),
+        "column_wise",
+        "sum",
+    ),
+}
+NODE_CASES = {
+    **{
+        f"{rule} {sharding}": (RULES[rule], sharding, "sum")
+        for rule in ("basis", "adam")
+        for sharding in ("table_row_wise", "grid_shard")
+    },
+    "mean grid_shard": (RULES["adam"], "grid_shard", "mean"),
+    "mean table_row_wise": (RULES["adam"], "table_row_wise", "mean"),  # c is too small for it
+}
+
+
 @pytest.fixture(scope="module")
 def alone() -> dict[str, Any]:
-    return run_ranks(1, train_each, CASES)[0]
+    return run_ranks(1, train_each, CASES | COLUMN_CASES | NODE_CASES)[0]
 
 
 @pytest.fixture(scope="module")
 def together() -> dict[str, Any]:
-    return run_ranks(2, train_each, CASES)[0]
+    return run_ranks(2, train_each, CASES | COLUMN_CASES)[0]
 
 
-@pytest.mark.parametrize("case", [name for name in CASES if name != "mean mixed"])
+@pytest.fixture(scope="module")
+def two_nodes() -> dict[str, Any]:
+    return run_ranks(4, train_each, NODE_CASES, ranks_per_node=2)[0]
+
+
+def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        # Only the order of float32 sums differs (7 + 8 rows, or 15).
+        torch.testing.assert_close(found[name], value, rtol=2e-5, atol=2e-6, msg=name)
+
+
+@pytest.mark.parametrize("case", [name for name in CASES | COLUMN_CASES if name != "mean mixed"])
 def test_two_ranks_end_with_the_weights_and_state_of_one(
     case: str, alone: dict[str, Any], together: dict[str, Any]
 ) -> None:
-    expected = alone[case]
-    assert together[case].keys() == expected.keys()
-    for name, value in expected.items():
-        # Only the order of float32 sums differs (7 + 8 rows, or 15).
-        torch.testing.assert_close(together[case][name], value, rtol=2e-5, atol=2e-6, msg=name)
+    assert_same(together[case], alone[case])
+
+
+@pytest.mark.parametrize("case", [name for name in NODE_CASES if "mean" not in name])
+def test_two_nodes_of_two_ranks_end_with_the_weights_and_state_of_one_rank(
+    case: str, alone: dict[str, Any], two_nodes: dict[str, Any]
+) -> None:
+    assert_same(two_nodes[case], alone[case])
+
+
+@pytest.mark.parametrize(
+    ("case", "as_in"),
+    [
+        ("adam column_wise", "adam table_wise"),  # elementwise: columns know nothing of each other
+        ("adam grid_shard", "adam table_wise"),
+        ("adam table_row_wise", "adam table_wise"),
+        ("basis table_row_wise", "basis table_wise"),
+        ("basis data_parallel", "basis table_wise"),
+        ("partial_rowwise_adam data_parallel", "partial_rowwise_adam table_wise"),
+        ("mean data_parallel", "mean table_wise"),
+    ],
+)
+def test_one_rank_gets_the_same_by_every_sharding(case: str, as_in: str, alone: dict[str, Any]) -> None:
+    assert_same(alone[case], alone[as_in])
+
+
+def test_a_block_of_columns_keeps_the_row_numbers_of_its_own_columns(together: dict[str, Any]) -> None:
+    """With weights that stand still, Adagrad's squares are rowwise Adagrad's before the mean."""
+    for table in TABLES:
+        squares = together["frozen adagrad"][f"{table.name}.sum_of_squares"]
+        by_block = together["frozen rowwise_adagrad"][f"{table.name}.sum_of_squares"]
+        torch.testing.assert_close(by_block, squares.view(-1, 2, 4).mean(2))
+        assert (by_block > 0).any()
+
+
+def test_means_that_torchrec_would_compute_wrongly_are_refused(two_nodes: dict[str, Any]) -> None:
+    assert "mean pooling under grid_shard" in two_nodes["mean grid_shard"]
+    assert (
+        "mean pooling" in two_nodes["mean table_row_wise"] and "row-wise" in two_nodes["mean table_row_wise"]
+    )
 
 
 def test_every_rule_ends_elsewhere(alone: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,8 +24,11 @@ from recsys_basis.tables import Table, TableShard
 TABLES = (Table("a", 1237, 12, 8), Table("b", 31, 12, 2), Table("c", 3, 12, 1))
 
 
-def storages(config: RowOptimizerConfig, device: str, fused: dict[str, Any]) -> list[ShardingOption]:
+def storages(
+    config: RowOptimizerConfig, device: str, fused: dict[str, Any], sharding: str = "auto"
+) -> list[ShardingOption]:
     """Every shard of every table under every type that two ranks allow, as the planner sees it."""
+    embedding = embedding_config(sharding=sharding, embedding_dim=12, column_shards=3)
     embeddings = EmbeddingBagCollection(
         tables=[
             EmbeddingBagConfig(
@@ -36,22 +40,35 @@ def storages(config: RowOptimizerConfig, device: str, fused: dict[str, Any]) -> 
     )
     sharder = RowOptimizerSharder(TABLES, fused)
     topology = Topology(world_size=2, compute_device=device)
-    planner, _ = create_planner(sharder, embedding_config(), topology, batch_size=64)
+    planner, _ = create_planner(sharder, embedding, topology, batch_size=64)
     return planner._enumerator.enumerate(embeddings, [sharder])
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("device", "sharding", "num_options"),
+    [
+        ("cpu", "auto", 5),  # whole, and two of the tables also cut into rows
+        ("cuda", "auto", 5),
+        ("cuda", "column_wise", 3),
+        ("cuda", "grid_shard", 3),
+        ("cpu", "data_parallel", 3),
+    ],
+)
 @pytest.mark.parametrize("name", ["basis_literal", "partial_rowwise_adam"])
-def test_the_planner_adds_what_the_live_state_of_a_shard_takes(name: str, device: str) -> None:
+def test_the_planner_adds_what_the_live_state_of_a_shard_takes(
+    name: str, device: str, sharding: str, num_options: int
+) -> None:
     """For every rule, state_bytes_of is held to live state in row_optimizers/test_contract.py."""
     config = row_optimizer_defaults(name)
     spec = EmbeddingSpec(TABLES, config, hold_gradients=False, kernel="torch")
-    ours, without = storages(config, device, {SPEC_KEY: spec}), storages(config, device, {})
-    assert len(ours) == 5  # two tables may also be cut
-    for option, plain in zip(ours, without, strict=True):
+    ours = storages(config, device, {SPEC_KEY: spec}, sharding)
+    assert len(ours) == num_options
+    for option, plain in zip(ours, storages(config, device, {}, sharding), strict=True):
         (table,) = (table for table in TABLES if table.name == option.name)
+        assert sharding not in ("column_wise", "grid_shard") or {s.size[1] for s in option.shards} == {4}
         for shard, other in zip(option.shards, plain.shards, strict=True):
-            live = create_row_optimizer(config, [TableShard(table, shard.offset[0], shard.size[0])])
+            columns = replace(table, embedding_dim=shard.size[1])
+            live = create_row_optimizer(config, [TableShard(columns, shard.offset[0], shard.size[0])])
             added = shard.storage - other.storage
             expected = (live.state_bytes(), 0) if device == "cuda" else (0, live.state_bytes())
             assert (added.hbm, added.ddr) == expected

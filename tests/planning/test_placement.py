@@ -56,6 +56,18 @@ def test_whole_tables_beside_each_other() -> None:
     assert fewest(plan_config(BIG, BIG, BIG, memory_mb=104, **table_wise), "sgd") is None
 
 
+def test_pieces_of_tables_have_ranks_of_their_own() -> None:
+    """Blocks of columns, and rows within a node of 2 ranks."""
+    defaults = compose_job("plan", [])["embedding"]
+    for changes, ranks in (
+        ({"sharding": "column_wise", "column_shards": 4}, 4),
+        ({"sharding": "table_row_wise"}, None),  # 52.4 MB: a node of 2 ranks is not enough
+        ({"sharding": "grid_shard", "column_shards": 2}, 4),
+    ):
+        config = plan_config(BIG, memory_mb=28, ranks_per_node=2, embedding=defaults | changes)
+        assert fewest(config, "sgd") == ranks, changes
+
+
 def test_numbers_of_ranks_that_an_explicit_sharding_forbids_are_passed_over() -> None:
     config = plan_config(BIG, memory_mb=40)  # 3 ranks would do
     embedding = config.embedding.model_copy(update={"table_sharding": {"C1": "row_wise"}})

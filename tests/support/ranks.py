@@ -23,8 +23,12 @@ with open(f"{folder}/{rank}", "wb") as file:
 """
 
 
-def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+def run_ranks(
+    world_size: int, function: Callable[..., Any], *arguments: Any, ranks_per_node: int | None = None
+) -> list[Any]:
     """What ``function(*arguments)`` returns on ranks 0..world_size - 1, under torchrun's environment.
+
+    ``ranks_per_node``: what TorchRec takes for the size of a node; all ranks by default.
 
     The function's module travels by value, since test modules cannot be imported elsewhere.
     """
@@ -35,21 +39,22 @@ def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) ->
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(_free_port()),
             "WORLD_SIZE": str(world_size),
-            "LOCAL_WORLD_SIZE": str(world_size),
+            "LOCAL_WORLD_SIZE": str(ranks_per_node or world_size),
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": str(Path(__file__).resolve().parents[1]),  # for this package of helpers
         }
         ranks = [
             subprocess.Popen(
                 [sys.executable, "-c", LAUNCHER, folder, str(rank)],
-                env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                env=environment
+                | {"RANK": str(rank), "LOCAL_RANK": str(rank % (ranks_per_node or world_size))},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
             )
             for rank in range(world_size)
         ]
-        outputs = [process.communicate(timeout=120)[0] for process in ranks]
+        outputs = [process.communicate(timeout=400)[0] for process in ranks]
         for process, output in zip(ranks, outputs, strict=True):
             assert process.returncode == 0, output
         return [cloudpickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(world_size)]

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from recsys_basis.kernels.extension import load
+from recsys_basis.row_optimizers import row_optimizer_class
 from recsys_basis.row_optimizers.adagrad import Adagrad
 from recsys_basis.row_optimizers.adam import Adam
-from recsys_basis.row_optimizers.base import RowOptimizer
-from recsys_basis.row_optimizers.basis import Basis
+from recsys_basis.row_optimizers.base import RowOptimizer, RowOptimizerConfig
+from recsys_basis.row_optimizers.basis import Basis, BasisConfig
 from recsys_basis.row_optimizers.partial_rowwise_adam import PartialRowwiseAdam
 from recsys_basis.row_optimizers.rowwise_adagrad import RowwiseAdagrad
 from recsys_basis.row_optimizers.sgd import SGD
@@ -94,3 +95,14 @@ RULES: dict[type[RowOptimizer], tuple[str, Callable[[Any], dict[str, Any]]]] = {
     SGD: ("sgd", _no_state),
 }
 """Class of each rule that has a kernel, its name in C++, and what it takes beside rows and gradients."""
+
+
+def missing_rule(config: RowOptimizerConfig) -> str | None:
+    """Why no kernel computes what ``config`` asks for; None if one does."""
+    if row_optimizer_class(config.rule) not in RULES:
+        return f"row_optimizer.rule = {config.rule!r} has no C++ kernel"
+    if isinstance(config, BasisConfig):
+        for key in ("moment_dtype", "scalar_dtype"):
+            if getattr(config, key) != "float32":
+                return f"row_optimizer.{key} = {getattr(config, key)} has no C++ kernel, only float32 has"
+    return None

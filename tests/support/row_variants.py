@@ -32,6 +32,10 @@ def _basis_variants() -> list[tuple[str, dict[str, Any]]]:
         {"head_rows": 1000000, "direction": "head_momentum"},
         {"hash": "murmur3", "hash_seed": 3},
         {"hash": "modulo"},
+        {"moment_dtype": "bfloat16", "scalar_dtype": "log8"},
+        {"moment_dtype": "float16", "eps": 0.01, "direction": "momentum", "hash": "double"},
+        {"moment_dtype": "bfloat16", "scalar_dtype": "float16", "scalar": "hypergradient"},
+        {"moment_dtype": "bfloat16", "direction": "head_momentum", "head_bucket_share": 0.5},
     ):
         variants.append(("basis", SMALL | options))
     return variants

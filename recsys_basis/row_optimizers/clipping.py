@@ -5,8 +5,8 @@ The summed gradient g_i of a touched row i that came n_i times in the batch is s
     g_i <- g_i min(1, limit_i / |g_i|)
 The second limit is CowClip (Zheng et al., "CowClip: Reducing CTR Prediction Model Training Time from 12
 hours to 10 minutes on 1 GPU", AAAI 2023, algorithm 1; r and zeta there), with w_i from before the update.
-n_i counts the ids of all ranks, as the gradient does. ``max_gradient_norm``, the one norm over towers and rows
-(``recsys_basis.training.clipping``), comes first where it is on.
+n_i counts the ids of all ranks, as the gradient does. ``max_gradient_norm``, the one norm over towers and
+rows (``recsys_basis.training.clipping``), comes first where it is on.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ def test_a_rule_without_buckets_says_so() -> None:
 def test_state_bytes_of_each_rule() -> None:
     """A row: Adam 8D, partial rowwise 4D + 4, Adagrad 4D, Adafactor 8, rowwise Adagrad, SM3 and BASIS 4.
 
-    A bucket: V, M, t; a partition: SM3 4D, Adafactor 4D + 4; the sketches: 0.2 of Adam's rows, in three blocks.
+    A bucket: V, M, t; a partition: SM3 4D, Adafactor 4D + 4; a sketch: a fifth of the rows, in three blocks.
     """
     shards = [TableShard.whole(Table("site", 1000, 8, 1))]
     one_partition = create_row_optimizer(row_optimizer_defaults("sm3", covers="rows_and_columns"), shards)

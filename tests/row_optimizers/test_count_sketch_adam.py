@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections import defaultdict
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.kernels import require_kernels
 
+from recsys_basis.kernels import rules
 from recsys_basis.row_optimizers import create_row_optimizer, row_optimizer_defaults
 from recsys_basis.row_optimizers.base import RowOptimizer
 from recsys_basis.row_optimizers.count_sketch_adam import CountSketchAdam
@@ -108,12 +111,16 @@ def test_where_nothing_collides_it_is_sparse_adam(dim: int, batches: Any) -> Non
     torch.testing.assert_close(weights, theirs.detach(), **TOLERANCE)
 
 
-def test_second_moments_that_shrink_together_are_never_read_below_zero() -> None:
+@pytest.mark.parametrize("kernel", ["torch", "cpp"])
+def test_second_moments_that_shrink_together_are_never_read_below_zero(kernel: str) -> None:
     """Ten rows in one bucket row take nine tenths of it each."""
     optimizer: RowOptimizer = make([TableShard.whole(Table("site", 10, 2, 1))], state_ratio=0.01, beta2=0.1)
+    if kernel == "cpp":
+        require_kernels()
+    update = optimizer.update if kernel == "torch" else functools.partial(rules.update, optimizer)
     weights, rows = torch.zeros(10, 2), torch.arange(10)
     for gradient in (torch.ones(10, 2), torch.zeros(10, 2), torch.ones(10, 2)):
-        optimizer.update(weights, rows, gradient, RATE)
+        update(weights, rows, gradient, RATE)
     assert optimizer.state["second_moment"].tensor.min() < 0
     assert torch.isfinite(weights).all()
 

@@ -97,7 +97,7 @@ auto sum_by_row(const Array<const float, 2>& gradient, const Array<const Index, 
                                       groups.count, width, threads});
     }
     const bool finite = squares <= std::numeric_limits<float>::max();
-    std::optional<decltype(as_tensor(std::move(counts), 0, 0))> maybe_counts;
+    std::optional<nb::ndarray<nb::pytorch, int64_t>> maybe_counts;
     if (with_counts) maybe_counts = as_tensor(std::move(counts), groups.count, 0);
     return std::make_tuple(as_tensor(std::move(rows), groups.count, 0),
                            as_tensor(std::move(sums), groups.count, width), finite, maybe_counts);

@@ -315,6 +315,9 @@ void count_sketch_adam(const Matrix& weights, const Numbers& rows, const Array<c
     require(!first || (first->shape(0) == second.shape(0) && first->shape(1) == second.shape(1)),
             "first: must have the shape of second");
     require(updates.size() == table_starts.size(), "updates: needs one number a table");
+    require(widths.size() == row_start.size() && bucket_start.size() == row_start.size() &&
+                seeds.size() == kSketchDepth * row_start.size(),
+            "widths, bucket_start, seeds: need one, one and three numbers a partition");
     const nb::gil_scoped_release released;
     const TableCorrections corrections(update, updates, table_starts, beta1, beta2);
     const PartitionRuns partitions(update, row_start);

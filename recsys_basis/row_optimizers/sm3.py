@@ -68,8 +68,8 @@ class SM3(RowOptimizer):
         """Steps 1 to 3 of this file's docstring; shapes as in the base class."""
         columns = self.config.covers == "rows_and_columns"
         bound = self.row_maxima.index_select(0, rows)[:, None]
-        partition = self.partitions.of_rows(rows)
         if columns:
+            partition = self.partitions.of_rows(rows)
             bound = torch.minimum(bound, self.column_maxima.index_select(0, partition))
         sums = bound + gradients.square()  # 1
         self.row_maxima.index_copy_(0, rows, sums.amax(1))  # 2

@@ -26,8 +26,9 @@ with open(f"{folder}/{rank}", "wb") as file:
 def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """What ``function(*arguments)`` returns on ranks 0..world_size - 1, under torchrun's environment.
 
-    The function's module travels by value, since test modules cannot be imported elsewhere.
+    The function's module and this package travel by value, since neither can be imported elsewhere.
     """
+    cloudpickle.register_pickle_by_value(sys.modules[__package__ or __name__])
     cloudpickle.register_pickle_by_value(sys.modules[function.__module__])
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "call").write_bytes(cloudpickle.dumps((function, arguments)))

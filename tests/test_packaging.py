@@ -97,8 +97,10 @@ def test_without_a_compiler_the_package_installs_and_says_what_it_lacks(tmp_path
     wheel = build_wheel(tmp_path, CXX="/nonexistent/c++")
     code = (
         "from recsys_basis.embeddings.choice import choose_bags_kernel, describe_choice\n"
-        "print(choose_bags_kernel('auto', 'basis', 'cpu'), describe_choice('basis', 'cpu'))\n"
-        "choose_bags_kernel('cpp', 'basis', 'cpu')"
+        "from recsys_basis.row_optimizers import row_optimizer_defaults\n"
+        "basis = row_optimizer_defaults('basis')\n"
+        "print(choose_bags_kernel('auto', basis, 'cpu'), describe_choice(basis, 'cpu'))\n"
+        "choose_bags_kernel('cpp', basis, 'cpu')"
     )
     done = run_installed(wheel, code, tmp_path)
     assert done.stdout.startswith("torch embedding.kernel = auto: plain PyTorch, since the compiled kernels")

@@ -5,20 +5,30 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from recsys_basis.embeddings.features import RowGradients
 
-def mean_over_replicas(
-    rows: torch.Tensor, gradients: torch.Tensor, num_rows: int, group: dist.ProcessGroup
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows that any rank touched, ascending, and their gradients averaged over ranks; the same on each.
 
-    rows [U] int64, gradients [U, D] of this rank. Sends [num_rows, D + 1] numbers, so only for small tables;
-    the last column marks the touched rows, which a gradient of zero would not tell.
+def mean_over_replicas(gradients: RowGradients, num_rows: int, group: dist.ProcessGroup) -> RowGradients:
+    """The rows that any rank touched, their gradients averaged and their counts summed; the same on each.
+
+    Sends [num_rows, D + 2] numbers, so only for small tables: beside a row's gradient a mark that it was
+    touched, which a gradient of zero would not tell, and its count, exact up to 2^24.
     Averaged, as DDP does for the towers and TorchRec's backward for tables that are sharded.
     """
-    width = gradients.shape[1]
-    everything = gradients.new_zeros(num_rows, width + 1)
-    everything[rows, :width] = gradients
+    rows, sums, counts = gradients.rows, gradients.sums, gradients.counts
+    width = sums.shape[1]
+    everything = sums.new_zeros(num_rows, width + 2)
+    everything[rows, :width] = sums
     everything[rows, width] = 1
+    if counts is not None:
+        everything[rows, width + 1] = counts.float()
     dist.all_reduce(everything, group=group)
     touched = everything[:, width].nonzero().view(-1)
-    return touched, everything[touched, :width] / dist.get_world_size(group)
+    found = everything[touched]
+    mean = found[:, :width] / dist.get_world_size(group)
+    return RowGradients(
+        touched,
+        mean,
+        bool(torch.isfinite(mean.square().sum())),
+        None if counts is None else found[:, width + 1].long(),
+    )

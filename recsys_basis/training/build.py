@@ -151,6 +151,5 @@ def _fused_params(config: TrainConfig, tables: tuple[Table, ...], runtime: Runti
                 "known; choose embedding.kernel=auto, or max_gradient_norm=null"
             )
         return fbgemm_fused_params(config.row_optimizer, runtime.device.type)
-    rule, device_type = config.row_optimizer.rule, runtime.device.type
-    kernel = choose_bags_kernel(config.embedding.kernel, rule, device_type)
+    kernel = choose_bags_kernel(config.embedding.kernel, config.row_optimizer, runtime.device.type)
     return {SPEC_KEY: EmbeddingSpec(tables, config.row_optimizer, clipping, kernel)}

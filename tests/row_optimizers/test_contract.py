@@ -16,6 +16,7 @@ from recsys_basis.row_optimizers import (
     row_optimizer_defaults,
 )
 from recsys_basis.row_optimizers.base import RowOptimizer, RowOptimizerConfig
+from recsys_basis.row_optimizers.basis.storage import DTYPES
 from recsys_basis.segments import Segments
 from recsys_basis.tables import Table, TableShard
 
@@ -255,8 +256,12 @@ def test_state_views_alias_live_memory_and_cover_it(name: str, options: Any, bat
         if state.per == "row":
             assert state.global_rows == sizes[state.table]
         num_bytes += state.tensor.numel() * state.tensor.element_size()
-        integer = state.name == "updates"
-        assert state.tensor.dtype in ((torch.int32, torch.int64) if integer else (torch.float32,))
+        if state.name.endswith("updates"):
+            assert state.tensor.dtype in (torch.int32, torch.int64)
+        else:
+            per_row = state.name in ("scalar", "energy")
+            wanted = options.get("scalar_dtype" if per_row else "moment_dtype", "float32")
+            assert state.tensor.dtype == DTYPES[wanted]
     assert num_bytes == optimizer.state_bytes()
     for state in optimizer.table_states():
         state.tensor.fill_(7)

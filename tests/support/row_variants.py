@@ -32,6 +32,10 @@ def _basis_variants() -> list[tuple[str, dict[str, Any]]]:
         {"head_rows": 1000000, "direction": "head_momentum"},
         {"hash": "murmur3", "hash_seed": 3},
         {"hash": "modulo"},
+        {"moment_dtype": "bfloat16", "scalar_dtype": "log8"},
+        {"moment_dtype": "float16", "eps": 0.01, "direction": "momentum", "hash": "double"},
+        {"moment_dtype": "bfloat16", "scalar_dtype": "float16", "scalar": "hypergradient"},
+        {"moment_dtype": "bfloat16", "direction": "head_momentum", "head_bucket_share": 0.5},
     ):
         variants.append(("basis", SMALL | options))
     return variants
@@ -39,6 +43,12 @@ def _basis_variants() -> list[tuple[str, dict[str, Any]]]:
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in ("adam", "partial_rowwise_adam", "rowwise_adagrad", "adagrad", "sgd")),
+    ("sm3", {}),
+    ("sm3", {"covers": "rows_and_columns"}),
+    ("adafactor", {}),
+    ("adafactor", {"beta2": 0.9, "update_clip": 0.5}),
+    ("count_sketch_adam", {}),
+    ("count_sketch_adam", {"beta1": 0.0, "state_ratio": 0.6, "hash_seed": 3}),
     ("basis", {}),
     ("basis_literal", {}),
     *_basis_variants(),

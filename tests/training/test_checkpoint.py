@@ -126,6 +126,31 @@ def test_another_number_of_ranks_loads_the_same_tensors(prepared: Path, tmp_path
     assert result["log_loss"] == pytest.approx(expected["log_loss"], rel=1e-4)
 
 
+SHORT = ("row_optimizer.moment_dtype=bfloat16", "row_optimizer.scalar_dtype=log8")
+
+
+def save_row_wise(prepared: Path, folder: Path) -> list[tuple[str, str, int, torch.Tensor]]:
+    """This rank's row state: table, name, first row or bucket row, tensor."""
+    with trained(prepared, *SHORT, "embedding.sharding=row_wise") as trainable:
+        save_checkpoint(folder, trainable, PROGRESS, IDENTITY)
+        states = [state for bags in trainable.embedding_bags() for state in bags.row_optimizer.table_states()]
+        return [(state.table, state.name, state.offset, state.tensor.clone()) for state in states]
+
+
+def test_state_in_fewer_bits_moves_from_two_ranks_to_one_bit_for_bit(prepared: Path, tmp_path: Path) -> None:
+    parts = [part for rank in run_ranks(2, save_row_wise, prepared, tmp_path) for part in rank]
+    (path,) = list_checkpoints(tmp_path)
+    with trained(prepared, *SHORT, steps=1) as trainable:
+        load_checkpoint(path, trainable, IDENTITY)
+        (bags,) = trainable.embedding_bags()
+        loaded = {(state.table, state.name): state.tensor for state in bags.row_optimizer.table_states()}
+        for table, name, offset, part in parts:
+            assert torch.equal(loaded[table, name][offset : offset + len(part)], part), (table, name)
+            assert loaded[table, name].dtype == part.dtype
+    assert {part.dtype for *_, part in parts} == {torch.bfloat16, torch.uint8, torch.int32}
+    assert any(offset > 0 for _, _, offset, _ in parts)
+
+
 @pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata"])
 def test_damaged_and_missing_files_are_named(name: str, saved: Path, prepared: Path, tmp_path: Path) -> None:
     copy = copy_of(saved, tmp_path)
@@ -158,6 +183,11 @@ def test_broken_record_is_named(text: str, saved: Path, prepared: Path, tmp_path
 )
 def test_another_model_is_refused_key_by_key(override: str, key: str, saved: Path, prepared: Path) -> None:
     assert key in refusal(saved, prepared, override)
+
+
+def test_rates_and_clips_may_change(saved: Path, prepared: Path) -> None:
+    with trained(prepared, "row_optimizer.learning_rate=0.5", "row_optimizer/clip=cowclip", steps=1) as other:
+        assert load_checkpoint(saved, other, IDENTITY) == PROGRESS
 
 
 def test_another_width_is_refused(saved: Path, prepared: Path) -> None:

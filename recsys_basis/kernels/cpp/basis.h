@@ -31,6 +31,8 @@ public:
     void bucket(int64_t group) const {
         const Entry* begin = basis_.entries + basis_.starts[group];
         const Entry* end = basis_.entries + basis_.starts[group + 1];
+        const bool is_plain = basis_.direction == Direction::gradient && !basis_.first_of_all;
+        if (is_plain && end == begin + 1) return lone_row(*begin);
         if (basis_.scalar == Scalar::hypergradient) step_1_of_bucket(begin, end);
         steps_2_and_3(begin, end);
         const float mean_second = root_of_second(begin->key, begin->key);
@@ -39,12 +41,32 @@ public:
 
     RECSYS_PREFETCH void prefetch(const Entry& entry) const {
         const int64_t row = update_.rows[entry.position];
-        prefetch_row(update_.gradients + entry.position * width_, width_);
         prefetch_row<true>(update_.weights + row * width_, width_);
         prefetch_row<true>(basis_.second + entry.key * width_, width_);
         __builtin_prefetch(basis_.updates + entry.key, 1);
         if (basis_.row_scalar) __builtin_prefetch(basis_.row_scalar + row, 1);
         if (basis_.first_of_all) prefetch_row<true>(basis_.first + entry.key * width_, width_);
+    }
+
+    // Steps 2 to 6 without M for a bucket row that one row touches, the commonest case: the mean is that row's.
+    void lone_row(const Entry& entry) const {
+        const int64_t u = entry.position, row = update_.rows[u];
+        const auto bucket = static_cast<int64_t>(entry.key);
+        const float* __restrict g = gradient(u);
+        float* __restrict v = basis_.second + bucket * width_;
+        float* __restrict w = update_.weights + row * width_;
+        float* __restrict corrected = mean_;
+        ++basis_.updates[bucket];
+        const float scale = 1 / correction2(bucket), amount = basis_.amount2;
+#pragma omp simd
+        for (int64_t d = 0; d < width_; ++d) {
+            v[d] = lerp(v[d], g[d] * g[d], amount);  // 2, 3
+            corrected[d] = scale * v[d];
+        }
+        const float scalar = step_4(u, row, sum(corrected, width_) / static_cast<float>(width_));
+        const float rate = update_.learning_rate * scalar, keep = update_.keep, eps = basis_.eps;
+#pragma omp simd
+        for (int64_t d = 0; d < width_; ++d) w[d] = keep * w[d] - rate * g[d] / (std::sqrt(corrected[d]) + eps);  // 6
     }
 
     // 1. Hypergradient of row u: s.
@@ -81,12 +103,13 @@ public:
     float root_of_second(int64_t left, int64_t right) const {
         const float* __restrict a = basis_.second + left * width_;
         const float* __restrict b = basis_.second + right * width_;
-        const float scale_a = 1 / correction2(left), scale_b = 1 / correction2(right), eps = basis_.eps;
+        const float scale_a = 1 / correction2(left), eps = basis_.eps;
         float* __restrict corrected = mean_;
         float* __restrict inverse = inverse_root_;
         if (left == right) {
             set_scaled(corrected, a, scale_a, width_);
         } else {
+            const float scale_b = 1 / correction2(right);
 #pragma omp simd
             for (int64_t d = 0; d < width_; ++d) {
                 const float one = scale_a * a[d], other = scale_b * b[d];
@@ -211,15 +234,21 @@ constexpr int64_t kBasisBlock = 128;  // buckets or rows that a thread takes at 
 
 template <class WidthType>
 void update_buckets(const Update& update, const Basis& job, WidthType width) {
-    constexpr int64_t kAhead = 6;  // rows between a prefetch and its use
+    constexpr int64_t kAhead = 6;            // rows between a prefetch and its use
+    constexpr int64_t kGradientsAhead = 48;
     const int64_t num_entries = job.starts[job.num_touched];
 #pragma omp parallel for num_threads(update.threads) schedule(dynamic, 1)
     for (int64_t block = 0; block < job.num_touched; block += kBasisBlock) {
         const BasisPass<WidthType> pass(update, job, width, thread_number());
         const int64_t last = block + kBasisBlock < job.num_touched ? block + kBasisBlock : job.num_touched;
         for (int64_t group = block; group < last; ++group) {
-            for (int64_t entry = job.starts[group]; entry < job.starts[group + 1]; ++entry)
+            for (int64_t entry = job.starts[group]; entry < job.starts[group + 1]; ++entry) {
                 if (entry + kAhead < num_entries) pass.prefetch(job.entries[entry + kAhead]);
+                // Bucket rows and rows both ascend with the partition: the gradients needed soon are those of the
+                // rows around this number, and memory gives neighbours faster.
+                if (entry + kGradientsAhead < update.num_rows)
+                    prefetch_row(update.gradients + (entry + kGradientsAhead) * width, width);
+            }
             pass.bucket(group);
         }
     }

@@ -31,7 +31,8 @@ void with_width(int64_t width, const Body& body) {
 template <bool for_write = false>
 RECSYS_PREFETCH void prefetch_row(const float* row, int64_t width) {
     for (int64_t d = 0; d < width; d += 16) __builtin_prefetch(row + d, for_write);
-    __builtin_prefetch(row + width - 1, for_write);  // rows need not start with a cache line
+    // Rows need not start with a cache line.
+    if (reinterpret_cast<uintptr_t>(row) % 64) __builtin_prefetch(row + width - 1, for_write);
 }
 
 // 16 numbers side by side: sums over a row add in the same order on every instruction set and at every address.
@@ -51,11 +52,15 @@ inline Lanes load_some_lanes(const float* row, int64_t count) {
 }
 
 inline float sum_lanes(Lanes lanes) {
-    float parts[16];
-    __builtin_memcpy(parts, &lanes, sizeof lanes);
-    for (int half = 8; half > 0; half /= 2)
-        for (int lane = 0; lane < half; ++lane) parts[lane] += parts[lane + half];
-    return parts[0];
+    using Eight = float __attribute__((vector_size(32)));
+    using Four = float __attribute__((vector_size(16)));
+    Eight eights[2];
+    __builtin_memcpy(eights, &lanes, sizeof lanes);
+    const Eight eight = eights[0] + eights[1];
+    Four fours[2];
+    __builtin_memcpy(fours, &eight, sizeof eight);
+    const Four four = fours[0] + fours[1];
+    return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
 inline float dot(const float* left, const float* right, int64_t width) {

@@ -141,8 +141,8 @@ class BucketMap:
         self.bucket_start = self.buckets.cumsum(0) - self.buckets
         self.private_start = self.private.cumsum(0) - self.private
         uses = [f"key{number}" for number in range(NUM_KEYS[config.hash])]
-        self.keys = _seeds(shards, config.hash_seed, uses).to(device)
-        self.sign_seeds = _seeds(shards, config.hash_seed, ["sign"])[0].to(device)
+        self.keys = partition_seeds(shards, config.hash_seed, uses).to(device)
+        self.sign_seeds = partition_seeds(shards, config.hash_seed, ["sign"])[0].to(device)
 
     def of_rows(self, rows: torch.Tensor) -> RowBuckets:
         """Buckets of group ``rows`` [U] int64."""
@@ -195,7 +195,7 @@ class BucketMap:
         return mixed % self.shared_buckets[partition]
 
 
-def _seeds(shards: Sequence[TableShard], hash_seed: int, uses: Sequence[str]) -> torch.Tensor:
+def partition_seeds(shards: Sequence[TableShard], hash_seed: int, uses: Sequence[str]) -> torch.Tensor:
     """[uses, partitions of all shards] int64: of table, partition and use, whatever the rank."""
     partitions = [
         (shard.table, shard.first_partition + number)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from recsys_basis.row_optimizers.base import RowOptimizer, State
-from recsys_basis.row_optimizers.basis.buckets import BucketMap, RowBuckets
+from recsys_basis.row_optimizers.basis.buckets import BucketMap, RowBuckets, partition_seeds
 from recsys_basis.row_optimizers.basis.spec import BasisConfig
+from recsys_basis.row_optimizers.basis.storage import DTYPES, Stored
 from recsys_basis.row_optimizers.bias import bias_correction
 from recsys_basis.row_optimizers.rows import change_rows
 from recsys_basis.segments import Segments
@@ -53,7 +54,7 @@ class Touched:
 
 @dataclass(frozen=True)
 class Moments:
-    """Bucket rows read from state: first [C, D] or None, second [C, D], updates [C] int32."""
+    """Bucket rows in float32: first [C, D] or None, second [C, D]; and their updates [C] int32."""
 
     first: torch.Tensor | None
     second: torch.Tensor
@@ -89,20 +90,30 @@ class Basis(RowOptimizer):
         super().__init__(config, shards, device)
         self.buckets = BucketMap(config, self.shards, self.device)
         num_buckets, width = self.buckets.num_buckets, self.embedding_dim
-        self.second = torch.zeros(num_buckets, width, device=self.device)
+        moment_dtype, scalar_dtype = DTYPES[config.moment_dtype], DTYPES[config.scalar_dtype]
+        self.second = torch.zeros(num_buckets, width, dtype=moment_dtype, device=self.device)
+        self._second = self._stored(self.second, self.buckets.bucket_start, "second_moment")
         self.updates = torch.zeros(num_buckets, dtype=torch.int32, device=self.device)
         self.state["second_moment"] = State(self.second, "bucket")
         self.state["updates"] = State(self.updates, "bucket")
         if config.first_moment != "none":
             rows = num_buckets if config.first_moment == "all" else self.buckets.num_private
-            self.first = torch.zeros(rows, width, device=self.device)
+            starts = self.buckets.bucket_start if config.first_moment == "all" else self.buckets.private_start
+            self.first = torch.zeros(rows, width, dtype=moment_dtype, device=self.device)
+            self._first = self._stored(self.first, starts, "first_moment")
             self.state["first_moment"] = State(self.first, "bucket")
         if config.scalar == "hypergradient":
-            self.scalar = torch.ones(self.num_rows, device=self.device)
+            self.scalar = torch.ones(self.num_rows, dtype=scalar_dtype, device=self.device)
+            self._scalar = self._stored(self.scalar, self.buckets.row_start, "scalar")
             self.state["scalar"] = State(self.scalar, "row")
         if config.scalar == "energy":
-            self.energy = torch.zeros(self.num_rows, device=self.device)
+            self.energy = torch.zeros(self.num_rows, dtype=scalar_dtype, device=self.device)
+            self._energy = self._stored(self.energy, self.buckets.row_start, "energy")
             self.state["energy"] = State(self.energy, "row")
+
+    def _stored(self, tensor: torch.Tensor, starts: torch.Tensor, name: str) -> Stored:
+        seeds = partition_seeds(self.shards, self.config.hash_seed, [f"round/{name}"])[0]
+        return Stored(tensor, starts, seeds.to(self.device))
 
     def buckets_of_shard(self, shard: TableShard, name: str) -> tuple[int, int, int]:
         """As in the base class; the first moment may have private bucket rows only."""
@@ -130,7 +141,7 @@ class Basis(RowOptimizer):
         moments = self._steps_2_and_3(moments, touched, buckets.sign, gradients, squares)
         second = moments.second_of_rows(touched, config.beta2)
         if config.scalar == "energy":
-            scalar = self._step_4(second, rows, squares)
+            scalar = self._step_4(second, rows, squares, moments.updates[touched.first])
         direction = self._step_5(moments, touched, buckets, gradients)
         change = (learning_rate * direction).div_(second.sqrt_().add_(config.eps))  # 6
         if scalar is not None:
@@ -139,8 +150,8 @@ class Basis(RowOptimizer):
 
     def _read(self, touched: Touched) -> Moments:
         keys = touched.segments.keys
-        first = self.first.index_select(0, keys) if self.config.first_moment == "all" else None
-        return Moments(first, self.second.index_select(0, keys), self.updates.index_select(0, keys))
+        first = self._first.read(keys) if self.config.first_moment == "all" else None
+        return Moments(first, self._second.read(keys), self.updates.index_select(0, keys))
 
     def _step_1(
         self,
@@ -167,10 +178,10 @@ class Basis(RowOptimizer):
         if config.hypergradient_by_frequency:
             inner = inner / updates.clamp(min=1)
         change = rate * learning_rate * inner
-        old = self.scalar.index_select(0, rows)
+        old = self._scalar.read(rows)
         new = old + change if config.hypergradient_form == "linear" else old * change.exp()
         new.clamp_(config.scalar_min, config.scalar_max)
-        self.scalar.index_copy_(0, rows, new)
+        self._scalar.write(rows, new, updates)
         return new
 
     def _steps_2_and_3(
@@ -183,23 +194,25 @@ class Basis(RowOptimizer):
     ) -> Moments:
         """The moments of touched buckets after this step, also written to state."""
         config, keys, first = self.config, touched.segments.keys, None
-        if moments.first is not None:
-            first = moments.first.lerp(touched.mean(gradients, sign), 1 - config.beta1)
-            self.first.index_copy_(0, keys, first)
-        second = moments.second.lerp(touched.mean(squares), 1 - config.beta2)
-        self.second.index_copy_(0, keys, second)
         updates = moments.updates + 1
         self.updates.index_copy_(0, keys, updates)
+        if moments.first is not None:
+            first = moments.first.lerp(touched.mean(gradients, sign), 1 - config.beta1)
+            self._first.write(keys, first, updates)
+        second = moments.second.lerp(touched.mean(squares), 1 - config.beta2)
+        self._second.write(keys, second, updates)
         return Moments(first, second, updates)
 
-    def _step_4(self, second: torch.Tensor, rows: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
-        """Energy: s [U], from each row's V^ [U, D]."""
+    def _step_4(
+        self, second: torch.Tensor, rows: torch.Tensor, squares: torch.Tensor, updates: torch.Tensor
+    ) -> torch.Tensor:
+        """Energy: s [U], from each row's V^ [U, D] and its bucket's updates [U]."""
         decay, new = self.config.energy_decay, squares.mean(1)
-        old = self.energy.index_select(0, rows)
+        old = self._energy.read(rows)
         energy = old + new if decay == 1 else decay * old + (1 - decay) * new
         if self.config.energy_start == "first":
             energy = torch.where(old == 0, new, energy)
-        self.energy.index_copy_(0, rows, energy)
+        self._energy.write(rows, energy, updates)
         # Two roots, not the root of a quotient: that may leave float32's range where s itself is sound.
         return torch.where(energy > 0, second.mean(1).sqrt() / energy.sqrt(), 0)
 
@@ -218,7 +231,7 @@ class Basis(RowOptimizer):
         private = buckets.private.nonzero().view(-1)
         keys = buckets.private_row[private]
         # Steps 2 and 3 for M: a private bucket has one row, whose gradient is the mean.
-        first = self.first.index_select(0, keys).lerp_(gradients[private], 1 - config.beta1)
-        self.first.index_copy_(0, keys, first)
         updates = moments.updates[touched.first[private]]
+        first = self._first.read(keys).lerp_(gradients[private], 1 - config.beta1)
+        self._first.write(keys, first, updates)
         return gradients.index_copy(0, private, first / bias_correction(config.beta1, updates)[:, None])

@@ -8,12 +8,15 @@ two ideas, shared buckets and a scalar a row.
 
 State of one table (letters: ``recsys_basis.shapes``); only what the config reads exists
 -------------------------------------------------------------------------------------
-V  second moment     [K, D] float32   always
+V  second moment     [K, D] float     always
 t  updates so far    [K]    int32     always: buckets are touched at different rates
-M  first moment      [K, D] float32   direction=momentum or scalar=hypergradient
-                     [H, D] float32   direction=head_momentum otherwise (H private bucket rows)
-s  scalar            [N]    float32   scalar=hypergradient, from 1
-e  gradient energy   [N]    float32   scalar=energy, from 0; s follows from it
+M  first moment      [K, D] float     direction=momentum or scalar=hypergradient
+                     [H, D] float     direction=head_momentum otherwise (H private bucket rows)
+s  scalar            [N]    float     scalar=hypergradient, from 1
+e  gradient energy   [N]    float     scalar=energy, from 0; s follows from it
+
+V and M are kept in ``moment_dtype``, s and e in ``scalar_dtype``. Every step computes in float32; what is
+kept for later ones is rounded stochastically into its dtype (``storage.py``), last of all.
 
 h(i) is row i's bucket, sign(i) its sign (``buckets.py``); sign is 1 unless ``signed``, and 1 for private
 rows. V^ and M^ are V / (1 - beta2^t) and M / (1 - beta1^t). With ``hash=double`` a row has two buckets
@@ -50,6 +53,8 @@ from recsys_basis.row_optimizers.base import RowOptimizerConfig
 
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
+LEAST_EPS_FLOAT16 = 2.0**-12
+"""The root of the least number above 0."""
 
 
 class BasisConfig(RowOptimizerConfig):
@@ -62,6 +67,10 @@ class BasisConfig(RowOptimizerConfig):
     beta2: Decay
     """Decay of V."""
     eps: Positive
+    moment_dtype: Literal["float32", "bfloat16", "float16"]
+    """How V and M are kept."""
+    scalar_dtype: Literal["float32", "bfloat16", "float16", "log8"]
+    """How s or e is kept."""
 
     energy_decay: Annotated[float, Field(gt=0.0, le=1.0)]
     """Decay of e; 1 sums."""
@@ -102,6 +111,21 @@ class BasisConfig(RowOptimizerConfig):
         if self.signed and self.first_moment != "all":
             raise ValueError(
                 "signed has no effect here: it needs direction = momentum or scalar = hypergradient"
+            )
+        if self.moment_dtype == "float16" and self.eps < LEAST_EPS_FLOAT16:
+            raise ValueError(
+                f"eps = {self.eps}: with moment_dtype = float16 a V below 6e-8 may become 0, and leaves eps "
+                f"alone in the divisor; set eps >= {LEAST_EPS_FLOAT16}, or moment_dtype = bfloat16"
+            )
+        if self.scalar_dtype == "log8" and self.scalar == "hypergradient":
+            raise ValueError(
+                "scalar_dtype = log8 has steps of 26 %, too coarse for scalar = hypergradient between its "
+                "clips; set bfloat16"
+            )
+        if self.scalar_dtype == "float16" and self.scalar == "energy":
+            raise ValueError(
+                "scalar_dtype = float16 ends at 6e-8, above the squares of usual gradients: with "
+                "scalar = energy set bfloat16 or log8"
             )
         return self
 

@@ -40,6 +40,8 @@ from recsys_basis.schema import ConfigError
         ("head_bucket_share", 1.5),
         ("hash", "md5"),
         ("hash_seed", -1),
+        ("moment_dtype", "log8"),
+        ("scalar_dtype", "int8"),
         ("signed", 0),
         ("signd", True),
     ],
@@ -55,6 +57,9 @@ def test_a_bad_value_is_refused_by_its_key(key: str, value: Any) -> None:
         ({"head_rows": 5, "head_bucket_share": 0.5}, ["head_rows", "head_bucket_share"]),
         ({"direction": "head_momentum"}, ["head_rows", "head_bucket_share"]),
         ({"signed": True}, ["signed", "momentum", "hypergradient"]),
+        ({"moment_dtype": "float16"}, ["eps", "moment_dtype = float16", "bfloat16"]),
+        ({"scalar_dtype": "float16"}, ["scalar_dtype = float16", "energy", "log8"]),
+        ({"scalar_dtype": "log8", "scalar": "hypergradient"}, ["scalar_dtype = log8", "26 %", "bfloat16"]),
     ],
 )
 def test_combinations_that_mean_nothing_are_refused(options: dict[str, Any], words: list[str]) -> None:

@@ -206,7 +206,7 @@ class Run:
 
     def _identity(self) -> dict[str, Any]:
         """What decides the order of rows: a position means nothing in another order."""
-        names = {"seed", "batch_size", "shuffle_window", "holdout_fraction"}
+        names = {"seed", "batch_size", "shuffle_window", "holdout_fraction", "max_train_rows"}
         return self.config.model_dump(mode="json", include=names) | {"data": self.manifest.digest()}
 
     def _over_ranks(self, shares: list[float]) -> list[float]:

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from recsys_basis.report.comparison import VariantRow, compare_runs
+from recsys_basis.report.comparison import Judging, VariantRow, compare_runs
 from recsys_basis.report.plot import plot_comparison
 from recsys_basis.report.records import RunRecord
 
@@ -47,7 +47,7 @@ def _rows(
         for variant, size in sizes.items()
         for seed in range(num_seeds)
     ]
-    return compare_runs(runs, baseline="adam")
+    return compare_runs(runs, Judging("adam", margin=0.0005, num_resamples=200))
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,15 @@
 
 Prepares the data where that has not been done. Every variant first searches its own learning rate on
 the last part of the training rows; then each trains on all of them with every seed. A finished run is
-not run again, so an interrupted comparison continues where it was. Writes comparison.csv, .json, .png.
+not run again, so an interrupted comparison continues where it was. Writes report.html, comparison.csv, .json,
+.png.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +29,7 @@ from recsys_basis.ingest.spec import SyntheticConfig
 from recsys_basis.ingest.synthetic import SyntheticReport, read_truth, synthesize
 from recsys_basis.prepare import ensure_prepared
 from recsys_basis.report.comparison import compare_runs
+from recsys_basis.report.html import Comparison, write_html
 from recsys_basis.report.table import print_comparison
 from recsys_basis.report.writers import write_comparison
 from recsys_basis.schema import ConfigError, parse_section
@@ -81,23 +84,28 @@ def run_comparison(comparison: ComparisonConfig, plan: RunPlanner) -> None:
     final = plan.final(rate_of)
     outcomes = make_runs(final, train_rows * first.epochs, comparison.parallel_runs, "comparison")
     records = [record for record in outcomes if record is not None]
-    for run, record in zip(final, outcomes, strict=True):
-        if record is None:
-            print(f"note: {run.folder} diverged and is not in the table")
-
     judging = comparison.judging
     rows = compare_runs(records, judging)
     title = f"{plan.folder.name}: {train_rows:,} training rows, {len(comparison.seeds)} seeds"
     write_comparison(rows, plan.folder, title, judging)
     write_json(plan.folder / "search.json", as_objects(searched))
-    print_comparison(rows, title, comparison.baseline)
+    notes = [
+        f"{run.folder} diverged and is not in the table"
+        for run, record in zip(final, outcomes, strict=True)
+        if record is None
+    ]
+    notes += [
+        f"{rate.variant}'s best rate {rate.learning_rate:g} is still at the edge of those tried"
+        for rate in searched
+        if rate.at_edge
+    ]
     if truth is not None:
-        print(f"no model can do better here than the teacher itself: AUC {truth.bayes_auc:.5f}")
-    for rate in searched:
-        if rate.at_edge:
-            print(
-                f"note: {rate.variant}'s best rate {rate.learning_rate:g} is still at the edge of those tried"
-            )
+        notes.append(f"no model can do better here than the teacher itself: AUC {truth.bayes_auc:.5f}")
+    command = shlex.join(["recsys-basis", "compare", *plan.overrides])
+    write_html(Comparison(title, rows, records, searched, judging, command, notes), plan.folder)
+    print_comparison(rows, title, comparison.baseline)
+    for note in notes:
+        print(f"note: {note}")
     print(f"comparison folder: {plan.folder}")
 
 
@@ -129,6 +137,7 @@ class RunPlanner:
 
     def __init__(self, comparison: ComparisonConfig, overrides: Sequence[str], folder: Path) -> None:
         self.comparison = comparison
+        self.overrides = tuple(overrides)
         self.folder = folder
         self.data_digest = ""
         # What sets one run apart from the others is not for the command line.

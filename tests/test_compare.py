@@ -114,3 +114,5 @@ def test_a_whole_comparison(prepared: Path, tmp_path: Path, capsys: pytest.Captu
         "comparison.csv", "comparison.json", "comparison.png",
     }  # fmt: skip
     assert "AUC - adam" in capsys.readouterr().out
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "max_train_rows=3000" in page and "sgd is " in page and "row_optimizer.rule" in page

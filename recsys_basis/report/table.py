@@ -47,8 +47,16 @@ def comparison_markdown(rows: Sequence[VariantRow], baseline: str) -> str:
 
 
 def _fill(table: Table, rows: Sequence[VariantRow], baseline: str) -> None:
-    table.add_column("variant")
-    for heading in (
+    for heading in headings(baseline):
+        table.add_column(heading, justify="left" if heading == "variant" else "right")
+    for row in rows:
+        table.add_row(*cells(row), style="bold" if row.variant == baseline else "")
+
+
+def headings(baseline: str) -> list[str]:
+    """Of the columns of ``cells``."""
+    return [
+        "variant",
         "seeds",
         "lr",
         "AUC ± s.d.",
@@ -64,13 +72,11 @@ def _fill(table: Table, rows: Sequence[VariantRow], baseline: str) -> None:
         "95 % bootstrap",
         "95 % DeLong",
         "no worse",
-    ):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        table.add_row(*_cells(row), style="bold" if row.variant == baseline else "")
+    ]
 
 
-def _cells(row: VariantRow) -> list[str]:
+def cells(row: VariantRow) -> list[str]:
+    """One line of the table."""
     return [
         row.variant,
         str(len(row.seeds)),

@@ -19,9 +19,11 @@ README = """# {title}
 {table}
 
 ## Files
+- `report.html`: all of it on one page: what the numbers say, curves, the search, every config, versions.
 - `comparison.csv`: one line a variant with the columns below; lists are separated by spaces.
 - `comparison.json`: the same as a list of objects; lists are arrays, empty is null.
-- `comparison.png`: AUC against bytes of optimizer state; bars are one standard deviation over seeds.
+- `comparison.png`: AUC against bytes of optimizer state; bars are one standard deviation
+  over seeds, the stepped line is the highest AUC that so many bytes buy.
 
 ## Columns
 {columns}

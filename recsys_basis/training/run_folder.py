@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -114,10 +116,19 @@ def describe_environment(runtime: Runtime) -> dict[str, Any]:
         "versions": {name: version for name in packages if (version := _version(name))},
         "python": platform.python_version(),
         "machine": platform.machine(),
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
         "device": str(runtime.device),
         "world_size": runtime.world_size,
         "threads_per_rank": runtime.threads,
     }
+
+
+def _cpu_model() -> str | None:
+    """The processor's name where the system tells it (Linux); else None."""
+    info = Path("/proc/cpuinfo")
+    name = re.search(r"^model name\s*: (.*)$", info.read_text(), re.MULTILINE) if info.exists() else None
+    return name[1] if name else None
 
 
 def _version(package: str) -> str | None:

@@ -6,7 +6,7 @@ so the row optimizer sees [U, D], and no gradient of table size [R, D] ever exis
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -53,6 +53,8 @@ class RowOptimizedEmbeddingBags(nn.Module):
         self.learning_rate = row_optimizer.learning_rate
         self.hold_gradients = hold_gradients
         self.held: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.observer: Callable[[torch.Tensor], None] | None = None
+        """Sees the distinct rows of each update before they change (recsys_basis.diagnostics)."""
         self.embedding_dim = self.row_optimizer.embedding_dim
         # A plain tensor: as a Parameter it would ask autograd for a gradient of table size.
         self.weights = torch.empty(self.row_optimizer.num_rows, self.embedding_dim, device=device)
@@ -98,6 +100,8 @@ class RowOptimizedEmbeddingBags(nn.Module):
         return list(self.weights.split([shard.num_rows for shard in self.row_optimizer.shards]))
 
     def _update(self, rows: torch.Tensor, gradients: torch.Tensor) -> None:
+        if self.observer is not None:
+            self.observer(rows)
         self.lookup.update(self.row_optimizer, self.weights, rows, gradients, self.learning_rate)
 
     def _table_of_first_bad(self, rows: torch.Tensor, gradients: torch.Tensor) -> str:

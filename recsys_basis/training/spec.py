@@ -46,6 +46,8 @@ class TrainConfig(Section):
     """Train on at most so many of those rows, the last ones in time; null: on all."""
     evaluate_every_steps: Annotated[int, Field(ge=1)] | None
     log_every_steps: Annotated[int, Field(ge=1)]
+    diagnostics_every_steps: Annotated[int, Field(ge=1)] | None
+    """Read the row optimizer's state at these steps and the last (recsys_basis.diagnostics); null: never."""
     checkpoint_every_steps: Annotated[int, Field(ge=1)] | None
     """null: at the end only."""
     resume: Literal["auto", "never"]

@@ -20,7 +20,8 @@ def merge_readings(readings: Sequence[ShardReading]) -> dict[str, dict[str, Any]
     by_table: dict[str, list[ShardReading]] = {}
     for reading in readings:
         by_table.setdefault(reading.table, []).append(reading)
-    return {table: _merge_table(shards) for table, shards in sorted(by_table.items())}
+    names = sorted(by_table, key=lambda name: (len(name), name))  # C2 before C10
+    return {name: _merge_table(by_table[name]) for name in names}
 
 
 def _merge_table(shards: Sequence[ShardReading]) -> dict[str, Any]:

@@ -30,8 +30,8 @@ def plot_learning(records: Sequence[RunRecord]) -> Figure:
         steps, loss = mean_curve(logs, "train", "loss")
         losses.plot(steps, smooth(loss), label=name, linewidth=1.2)
         aucs.plot(*mean_curve(logs, "evaluation", "auc"), marker="o", markersize=4, label=name, linewidth=1.2)
-    _dress(losses, "step", "training loss, smoothed (nats a row)")
-    _dress(aucs, "step", "AUC on the evaluated rows")
+    dress(losses, "step", "training loss, smoothed (nats a row)")
+    dress(aucs, "step", "AUC on the evaluated rows")
     losses.legend(fontsize=8, frameon=False)
     return figure
 
@@ -57,7 +57,7 @@ def plot_search(searched: Sequence[SearchedRate]) -> Figure:
         chosen = next(each for each in searched if each.variant == name and each.chosen)
         axes.plot(chosen.learning_rate, chosen.auc_mean, "*", color=f"C{number % 10}", markersize=14)
     axes.set_xscale("log")
-    _dress(axes, "learning rate", "AUC on the holdout (mean over search seeds)")
+    dress(axes, "learning rate", "AUC on the holdout (mean over search seeds)")
     axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 
@@ -89,9 +89,11 @@ def smooth(values: np.ndarray) -> np.ndarray:
     return (sums[last] - sums[first]) / (last - first)
 
 
-def _dress(axes: Axes, across: str, up: str) -> None:
+def dress(axes: Axes, across: str, up: str) -> None:
+    """Name the axes, and keep to plain numbers and a faint grid."""
     axes.set_xlabel(across, color=INK)
     axes.set_ylabel(up, color=INK)
-    axes.ticklabel_format(axis="y", useOffset=False)
+    if axes.get_yscale() == "linear":
+        axes.ticklabel_format(axis="y", useOffset=False)
     axes.grid(color=FAINT, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)

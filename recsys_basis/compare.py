@@ -6,8 +6,8 @@
 
 Prepares the data where that has not been done. Every variant first searches its own learning rate on
 the last part of the training rows; then each trains on all of them with every seed. A finished run is
-not run again, so an interrupted comparison continues where it was. Writes report.html, comparison.csv, .json,
-.png.
+not run again, so an interrupted comparison continues where it was. Writes report.html, and the table as
+comparison.csv, .json and .png.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from pathlib import Path
 
 from recsys_basis.cli import run_job
 from recsys_basis.comparing.runs import Outcome, PlannedRun, make_runs
-from recsys_basis.comparing.search import Rates, as_objects, search_rates
+from recsys_basis.comparing.search import Rates, SearchedRate, as_objects, search_rates
 from recsys_basis.comparing.spec import ComparisonConfig, Variant
 from recsys_basis.config import compose_job
 from recsys_basis.ingest.manifest import Manifest
 from recsys_basis.ingest.spec import SyntheticConfig
 from recsys_basis.ingest.synthetic import SyntheticReport, read_truth, synthesize
 from recsys_basis.prepare import ensure_prepared
-from recsys_basis.report.comparison import compare_runs
+from recsys_basis.report.comparison import Judging, compare_runs
 from recsys_basis.report.html import Comparison, write_html
+from recsys_basis.report.records import RunRecord
 from recsys_basis.report.table import print_comparison
 from recsys_basis.report.writers import write_comparison
 from recsys_basis.schema import ConfigError, parse_section
@@ -84,11 +85,6 @@ def run_comparison(comparison: ComparisonConfig, plan: RunPlanner) -> None:
     final = plan.final(rate_of)
     outcomes = make_runs(final, train_rows * first.epochs, comparison.parallel_runs, "comparison")
     records = [record for record in outcomes if record is not None]
-    judging = comparison.judging
-    rows = compare_runs(records, judging)
-    title = f"{plan.folder.name}: {train_rows:,} training rows, {len(comparison.seeds)} seeds"
-    write_comparison(rows, plan.folder, title, judging)
-    write_json(plan.folder / "search.json", as_objects(searched))
     notes = [
         f"{run.folder} diverged and is not in the table"
         for run, record in zip(final, outcomes, strict=True)
@@ -99,11 +95,29 @@ def run_comparison(comparison: ComparisonConfig, plan: RunPlanner) -> None:
         for rate in searched
         if rate.at_edge
     ]
+    if search_rows == comparison.search.max_rows:
+        notes.append(f"rates were searched on {search_rows:,} rows only, which favours somewhat larger ones")
     if truth is not None:
         notes.append(f"no model can do better here than the teacher itself: AUC {truth.bayes_auc:.5f}")
+    title = f"{plan.folder.name}: {train_rows:,} training rows, {len(comparison.seeds)} seeds"
+    report(title, records, searched, comparison.judging, plan, notes)
+
+
+def report(
+    title: str,
+    records: Sequence[RunRecord],
+    searched: Sequence[SearchedRate],
+    judging: Judging,
+    plan: RunPlanner,
+    notes: Sequence[str],
+) -> None:
+    """Judge the runs; write every file of the comparison, print its table."""
+    rows = compare_runs(records, judging)
+    write_comparison(rows, plan.folder, title, judging)
+    write_json(plan.folder / "search.json", as_objects(searched))
     command = shlex.join(["recsys-basis", "compare", *plan.overrides])
     write_html(Comparison(title, rows, records, searched, judging, command, notes), plan.folder)
-    print_comparison(rows, title, comparison.baseline)
+    print_comparison(rows, title, judging.baseline)
     for note in notes:
         print(f"note: {note}")
     print(f"comparison folder: {plan.folder}")

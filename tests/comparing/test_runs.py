@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import pickle
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,13 +97,17 @@ def test_a_killed_comparison_leaves_no_process_and_no_finished_run(prepared: Pat
     (tmp_path / "comparison.py").write_text(COMPARISON)
     command = [sys.executable, str(tmp_path / "comparison.py"), str(tmp_path / "runs.pickle")]
     comparison = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
-    logs = [run.folder / "metrics.jsonl" for run in runs]
-    wait_until(lambda: all(log.exists() and log.stat().st_size for log in logs))
-    assert len(processes_of(comparison.pid)) >= 3
-    comparison.kill()  # nothing of it can tidy up
-    comparison.wait()
-    wait_until(lambda: not processes_of(comparison.pid))
-    assert not any(run.is_finished() for run in runs)
+    try:
+        logs = [run.folder / "metrics.jsonl" for run in runs]
+        wait_until(lambda: all(log.exists() and log.stat().st_size for log in logs))
+        assert len(processes_of(comparison.pid)) >= 3
+        comparison.kill()  # nothing of it can tidy up
+        comparison.wait()
+        wait_until(lambda: not processes_of(comparison.pid))
+        assert not any(run.is_finished() for run in runs)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(comparison.pid, signal.SIGKILL)
 
 
 def wait_until(holds: Callable[[], bool]) -> None:

@@ -32,7 +32,8 @@ def train_config(*overrides: str) -> TrainConfig:
 
 @pytest.mark.parametrize(
     "option",
-    options("dataset", "model", "embedding", "row_optimizer", "dense_optimizer", "schedule", "experiment"),
+    options("dataset", "model", "embedding", "row_optimizer", "row_optimizer/clip")
+    + options("dense_optimizer", "schedule", "experiment"),
 )
 def test_every_option_composes_and_validates(option: str) -> None:
     config = train_config(option, *NEEDS.get(option, []))
@@ -166,3 +167,9 @@ def test_rounds_of_halving_grow_to_all_search_rows() -> None:
     assert parse_section(SearchConfig, values).rows_of_rounds(1600) == [1600]
     with pytest.raises(ConfigError, match="rounds"):
         halving.rows_of_rounds(15)
+
+
+def test_a_clip_is_chosen_beside_the_rule_and_reaches_it() -> None:
+    clip = train_config("row_optimizer=adam", "row_optimizer/clip=cowclip").row_optimizer.clip
+    assert clip.cowclip_ratio == 1.0
+    assert train_config("row_optimizer.clip.max_norm=0.5").row_optimizer.clip.max_norm == 0.5

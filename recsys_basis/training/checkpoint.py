@@ -226,9 +226,9 @@ def _load_dense_optimizer(trainable: Trainable, loaded: dict[str, torch.Tensor])
 
 
 def _layout(trainable: Trainable) -> dict[str, Any]:
-    """What must agree for the tensors to mean the same; learning rates may change between the two."""
+    """What must agree for the tensors to mean the same; rates and clips may change between the two."""
     config = trainable.config.model_dump(mode="json")
-    free = ("learning_rate", "weight_decay")
+    free = ("learning_rate", "weight_decay", "clip")
     row, dense = (
         {key: value for key, value in config[section].items() if key not in free}
         for section in ("row_optimizer", "dense_optimizer")

@@ -38,7 +38,8 @@ def describe_job(job: str) -> str:
     """For --help: the job's commented YAML, that of each group's default option, and the other options."""
     folder = config_folder()
     parts = [_with_heading(folder / f"{job}.yaml")]
-    for group, option in _default_options(job).items():
+    for place, option in _default_options(job).items():
+        group = place.split("@")[0]  # group@section: the section that it fills
         options = ", ".join(sorted(path.stem for path in (folder / group).glob("*.yaml")))
         parts.append(f"--- {group}=... is one of: {options}")
         if option is not None:

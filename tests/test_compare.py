@@ -19,8 +19,9 @@ SMALL = [
     "model.over_arch=[16,1]",
     "dataset.row_group_rows=500",
     "comparison.seeds=[3,4]",
-    "comparison.search_seeds=[0]",
-    "comparison.search_extensions=0",
+    "comparison.search.seeds=[0]",
+    "comparison.search.extensions=0",
+    "comparison.bootstrap_resamples=200",
 ]
 
 
@@ -51,8 +52,11 @@ def test_runs_differ_in_variant_rate_and_seed_alone(prepared: Path, tmp_path: Pa
 def test_the_search_never_sees_the_test_rows(prepared: Path, tmp_path: Path) -> None:
     plan = planner(small(prepared, tmp_path))
     adam = plan.comparison.variants[0]
-    (run,) = plan.search([(adam, 0.5)])
-    assert run.config.holdout_fraction == plan.comparison.search_holdout_fraction > 0
+    (run,) = plan.search([(adam, 0.5)], 700)
+    assert run.config.holdout_fraction == plan.comparison.search.holdout_fraction > 0
+    assert run.config.max_train_rows == 700
+    (shorter,) = plan.search([(adam, 0.5)], 70)
+    assert shorter.folder != run.folder
     assert run.config.row_optimizer.learning_rate == run.learning_rate == 0.5
 
 
@@ -65,11 +69,13 @@ def test_keys_that_the_comparison_sets_are_refused(override: str, prepared: Path
         compare([*small(prepared, tmp_path), override])
 
 
-def test_variants_share_the_data(prepared: Path, tmp_path: Path) -> None:
-    variant = "{name: other, overrides: ['dataset.min_count=5'], learning_rates: [0.1]}"
+@pytest.mark.parametrize("override", ["dataset.min_count=5", "max_train_rows=5"])
+def test_variants_share_the_data(override: str, prepared: Path, tmp_path: Path) -> None:
+    variant = f"{{name: other, overrides: ['{override}'], learning_rates: [0.1]}}"
     overrides = [*small(prepared, tmp_path), "comparison.baseline=adam"]
     base = "{name: adam, overrides: ['row_optimizer=adam'], learning_rates: [0.1]}"
-    with pytest.raises(ConfigError, match="variant other overrides the dataset"):
+    key = override.split(".")[0].split("=")[0]
+    with pytest.raises(ConfigError, match=f"variant other overrides {key}"):
         compare([*overrides, f"comparison.variants=[{base},{variant}]"])
 
 
@@ -89,14 +95,24 @@ def test_a_whole_comparison(prepared: Path, tmp_path: Path, capsys: pytest.Captu
         "[{name: adam, overrides: ['row_optimizer=adam'], learning_rates: [0.01]},"
         "{name: sgd, overrides: ['row_optimizer=sgd'], learning_rates: [0.1, 1.0]}]"
     )
-    compare([*small(prepared, tmp_path / "out"), f"comparison.variants={two}"])
+    halving = ["comparison.search.strategy=halving", "comparison.search.max_rows=1600", "max_train_rows=3000"]
+    compare([*small(prepared, tmp_path / "out"), *halving, f"comparison.variants={two}"])
     adam, sgd = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert (adam["variant"], sgd["variant"], sgd["seeds"]) == ("adam", "sgd", [3, 4])
     assert adam["auc_difference"] is None and sgd["ci_low"] < sgd["auc_difference"] < sgd["ci_high"]
+    assert sgd["non_inferior"] == (sgd["ci_low"] > -0.0005)
     searched = json.loads((tmp_path / "out" / "search.json").read_text())
-    assert [rate["learning_rate"] for rate in searched] == [0.1, 1.0]
+    assert [(rate["learning_rate"], rate["train_rows"]) for rate in searched] == [
+        (0.1, 100), (1.0, 100), (0.1, 400), (1.0, 400), (0.1, 1600), (1.0, 1600),
+    ]  # fmt: skip
+    for rows, phase in ((100, "search/100-rows"), (1600, "search/1600-rows"), (3000, "final")):
+        results = list((tmp_path / "out" / "runs" / phase / "sgd").glob("*/result.json"))
+        assert len(results) == 2
+        assert all(json.loads(path.read_text())["train_rows"] == rows for path in results)
     assert sgd["learning_rate"] == next(rate["learning_rate"] for rate in searched if rate["chosen"])
     assert {path.name for path in (tmp_path / "out").glob("comparison.*")} == {
         "comparison.csv", "comparison.json", "comparison.png",
     }  # fmt: skip
     assert "AUC - adam" in capsys.readouterr().out
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "max_train_rows=3000" in page and "sgd is " in page and "row_optimizer.rule" in page

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recsys_basis.comparing.spec import ComparisonConfig
+from recsys_basis.comparing.spec import ComparisonConfig, SearchConfig
 from recsys_basis.config import compose_job
 from recsys_basis.config_folder import config_folder
 from recsys_basis.ingest.spec import DatasetConfig
@@ -129,19 +129,46 @@ def test_prepare_writes_where_output_dir_says() -> None:
         ({"seeds": []}, "seeds"),
         ({"variants": []}, "variants"),
         ({"parallel_runs": 0}, "parallel_runs"),
-        ({"search_extensions": -1}, "search_extensions"),
+        ({"non_inferiority_margin": 0.0}, "non_inferiority_margin"),
+        ({"bootstrap_resamples": 10}, "bootstrap_resamples"),
         ({"baseline": "..", "variants": [{"name": "..", "overrides": [], "learning_rates": [0.1]}]}, "name"),
         (
             {"baseline": "a", "variants": [{"name": "a", "overrides": [], "learning_rates": [0.1, 0.1]}]},
             "learning_rates",
         ),
-        ({"search_holdout_fraction": 0.0}, "search_holdout_fraction"),
     ],
 )
 def test_bad_comparisons_are_refused(changes: dict[str, object], reason: str) -> None:
     values = compose_job("compare", [])["comparison"] | changes
     with pytest.raises(ConfigError, match=reason):
         parse_section(ComparisonConfig, values, where="comparison")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("strategy", "random"),
+        ("rounds", 1),
+        ("seeds", [1, 1]),
+        ("holdout_fraction", 0.0),
+        ("max_rows", 0),
+        ("extensions", -1),
+    ],
+)
+def test_bad_searches_are_refused(key: str, value: object) -> None:
+    values = compose_job("compare", [])["comparison"]
+    values["search"][key] = value
+    with pytest.raises(ConfigError, match=f"comparison.search.{key}"):
+        parse_section(ComparisonConfig, values, where="comparison")
+
+
+def test_rounds_of_halving_grow_to_all_search_rows() -> None:
+    values = compose_job("compare", [])["comparison"]["search"]
+    halving = parse_section(SearchConfig, values | {"strategy": "halving", "rounds": 3})
+    assert halving.rows_of_rounds(1600) == [100, 400, 1600]
+    assert parse_section(SearchConfig, values).rows_of_rounds(1600) == [1600]
+    with pytest.raises(ConfigError, match="rounds"):
+        halving.rows_of_rounds(15)
 
 
 def test_a_clip_is_chosen_beside_the_rule_and_reaches_it() -> None:

@@ -25,7 +25,7 @@ COMMANDS = [
 ]
 SMALL_CLICKS = ["rows=4000", "cardinality_scale=0.001"]
 SMALL_MODEL = ["model.dense_arch=[16,16]", "model.over_arch=[16,1]"]
-FEW_RUNS = ["comparison.seeds=[0]", "comparison.search_seeds=[0]", "comparison.search_extensions=0"]
+FEW_RUNS = ["comparison.seeds=[0]", "comparison.search.seeds=[0]", "comparison.search.extensions=0"]
 
 
 def smaller(command: list[str]) -> list[str]:

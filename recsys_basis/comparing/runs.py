@@ -1,7 +1,8 @@
 """Training runs in processes of their own, several at a time, each finished once.
 
 A process for each run keeps peak memory apart and lets one run fail alone. A fork server imports
-torch and TorchRec once for all of them.
+torch and TorchRec once for all of them. However the comparison ends, its runs end with it: each watches
+for that. A run counts as finished by its result.json, which is written last and whole.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import threading
 import traceback
 from collections import deque
 from collections.abc import Sequence
@@ -172,6 +174,7 @@ def _train(config: TrainConfig, rows_done: Any, question: Connection) -> None:
         with rows_done.get_lock():
             rows_done.value += rows
 
+    threading.Thread(target=_end_with_the_comparison, daemon=True).start()
     os.environ.pop("RANK", None)  # of a launcher around the comparison: each run is a world of its own
     try:
         run_training(config, count_rows)
@@ -186,3 +189,11 @@ def _train(config: TrainConfig, rows_done: Any, question: Connection) -> None:
     else:
         return
     raise SystemExit(1)
+
+
+def _end_with_the_comparison() -> None:
+    """Wait for the comparison's process to end, however it does, then end this one."""
+    comparison = multiprocessing.parent_process()
+    assert comparison is not None
+    comparison.join()
+    os._exit(1)

@@ -6,7 +6,7 @@ so the row optimizer sees [U, D], and no gradient of table size [R, D] ever exis
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -58,6 +58,8 @@ class RowOptimizedEmbeddingBags(nn.Module):
         self.hold_gradients = hold_gradients
         self.replicas = replicas
         self.held: RowGradients | None = None
+        self.observer: Callable[[torch.Tensor], None] | None = None
+        """Sees the distinct rows of each update before they change (recsys_basis.diagnostics)."""
         self.clip = row_optimizer.clip
         self.embedding_dim = self.row_optimizer.embedding_dim
         # A plain tensor: as a Parameter it would ask autograd for a gradient of table size.
@@ -105,6 +107,8 @@ class RowOptimizedEmbeddingBags(nn.Module):
         return list(self.weights.split([shard.num_rows for shard in self.row_optimizer.shards]))
 
     def _update(self, gradients: RowGradients) -> None:
+        if self.observer is not None:
+            self.observer(gradients.rows)
         if self.clip.is_on:
             self.lookup.clip(self.clip, self.weights, gradients)
         self.lookup.update(

@@ -120,6 +120,8 @@ def _basis(optimizer: Basis) -> dict[str, Any]:
         "second": optimizer.second,
         "updates": optimizer.updates,
         "row_scalar": None if scalar is None else getattr(optimizer, scalar),
+        "table_updates": optimizer.table_updates.count if config.corrects_energy else None,
+        "table_starts": optimizer.table_updates.row_starts if config.corrects_energy else None,
         "row_start": buckets.row_start,
         "private_rows": buckets.private,
         "shared": buckets.shared,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any
@@ -13,22 +13,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsys_basis.errors import UserError
-from recsys_basis.metrics.paired import AucDifference, paired_auc_difference
+from recsys_basis.metrics.paired import (
+    AucDifference,
+    Interval,
+    PairedComponents,
+    bootstrap_interval,
+    delong_interval,
+)
 from recsys_basis.report.records import RunRecord
 
 logger = logging.getLogger(__name__)
+
+BOOTSTRAP_SEED = 0
+"""All variants meet the same resamples, and a repeated comparison gives the same numbers."""
 
 
 class RunsDifferError(UserError, ValueError):
     """The runs cannot stand in one table: other test rows, a seed twice, a variant of two settings."""
 
 
-def column(meaning: str) -> Any:
-    """A column of the comparison and what it means, with its unit."""
-    return field(metadata={"meaning": meaning})
+def column(meaning: str, default: Any = MISSING) -> Any:
+    """A column of the comparison and what it means, with its unit; ``default`` where it does not apply."""
+    return field(metadata={"meaning": meaning}, default=default)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class VariantRow:
     """One variant over its seeds. The fields, in order, are the columns of comparison.csv and .json."""
 
@@ -53,22 +62,71 @@ class VariantRow:
         "standard deviation of the training loss over 10 steps, mean over the first 200 steps and seeds"
     )
     auc_difference: float | None = column(
-        "AUC less the baseline's, mean over the seeds both were trained with; empty for the baseline"
+        "AUC less the baseline's, mean over the seeds both were trained with; empty for the baseline",
+        None,
     )
-    ci_low: float | None = column("lower end of the 95 % interval of auc_difference")
-    ci_high: float | None = column("upper end of the 95 % interval of auc_difference")
+    ci_low: float | None = column("lower end of its 95 % interval by bootstrap over seeds and rows", None)
+    ci_high: float | None = column("upper end of the same", None)
+    non_inferior: bool | None = column("whether ci_low is above -comparison.non_inferiority_margin", None)
+    delong_ci_low: float | None = column(
+        "lower end of its 95 % interval by DeLong's covariances over seeds", None
+    )
+    delong_ci_high: float | None = column("upper end of the same", None)
+    delong_non_inferior: bool | None = column("whether delong_ci_low is above that margin, too", None)
     paired_seeds: tuple[int, ...] = column("seeds that auc_difference is taken over")
     standard_error_rows: float | None = column(
-        "part of auc_difference's standard error from the choice of test rows"
+        "part of auc_difference's standard error from the choice of test rows", None
     )
     standard_error_seeds: float | None = column(
-        "part of it from the choice of seeds; empty with one seed: the interval then allows for rows only"
+        "part of it from the choice of seeds; empty with one seed: the intervals then allow for rows only",
+        None,
+    )
+    seed_differences: tuple[float, ...] = column("the AUC difference of each of paired_seeds", ())
+    seed_standard_errors: tuple[float, ...] = column(
+        "DeLong's standard error of each, from the rows alone", ()
     )
     num_test_rows: int = column("test rows that were evaluated")
 
 
-def compare_runs(records: Sequence[RunRecord], baseline: str) -> list[VariantRow]:
-    """One row for each variant in ``records``, in order of appearance; differences are to ``baseline``.
+@dataclass(frozen=True)
+class Judging:
+    """How variants are judged beside ``baseline``."""
+
+    baseline: str
+    margin: float
+    """AUC that a variant may lose and still be called no worse."""
+    num_resamples: int
+    """Of the bootstrap."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What the test rows say of the AUC difference of two variants."""
+
+    delong: AucDifference
+    bootstrap: Interval
+    margin: float
+
+    def columns(self) -> dict[str, Any]:
+        """By field of ``VariantRow``."""
+        low, high = self.bootstrap
+        return {
+            "auc_difference": self.delong.difference,
+            "ci_low": low,
+            "ci_high": high,
+            "non_inferior": low > -self.margin,
+            "delong_ci_low": self.delong.ci_low,
+            "delong_ci_high": self.delong.ci_high,
+            "delong_non_inferior": self.delong.ci_low > -self.margin,
+            "standard_error_rows": self.delong.standard_error_rows,
+            "standard_error_seeds": self.delong.standard_error_seeds,
+            "seed_differences": self.delong.by_seed,
+            "seed_standard_errors": self.delong.seed_standard_errors,
+        }
+
+
+def compare_runs(records: Sequence[RunRecord], judging: Judging) -> list[VariantRow]:
+    """One row for each variant in ``records``, in order of appearance; differences are to the baseline.
 
     Differences are paired by test row and by seed. They are None for the baseline itself, and, with a
     logged warning, where the baseline is missing or shares no seed with the variant.
@@ -77,7 +135,7 @@ def compare_runs(records: Sequence[RunRecord], baseline: str) -> list[VariantRow
     """
     if not records:
         raise ValueError("there are no finished runs to compare")
-    groups = _group_by_variant(records)
+    baseline, groups = judging.baseline, _group_by_variant(records)
     labels, logits = _read_predictions(records)
     if baseline not in groups:
         logger.warning("no runs of the baseline %r: the comparison has no AUC differences", baseline)
@@ -89,7 +147,9 @@ def compare_runs(records: Sequence[RunRecord], baseline: str) -> list[VariantRow
             of_variant, of_baseline = (
                 np.stack([logits[name, seed] for seed in paired_seeds]) for name in (variant, baseline)
             )
-            difference = paired_auc_difference(labels, of_variant, of_baseline)
+            components = PairedComponents.of(labels, of_variant, of_baseline)
+            resampled = bootstrap_interval(components, judging.num_resamples, BOOTSTRAP_SEED)
+            difference = Difference(delong_interval(components), resampled, judging.margin)
         rows.append(_variant_row(runs, difference, paired_seeds))
     return rows
 
@@ -141,7 +201,7 @@ def _paired_seeds(groups: dict[str, list[RunRecord]], variant: str, baseline: st
 
 
 def _variant_row(
-    runs: Sequence[RunRecord], difference: AucDifference | None, paired_seeds: tuple[int, ...]
+    runs: Sequence[RunRecord], difference: Difference | None, paired_seeds: tuple[int, ...]
 ) -> VariantRow:
     aucs = [run.metrics.auc for run in runs]
     jitters = [run.loss_jitter for run in runs if run.loss_jitter is not None]
@@ -161,13 +221,9 @@ def _variant_row(
         rows_per_second=fmean(speeds) if speeds else None,
         peak_memory_bytes=max(run.peak_memory_bytes for run in runs),
         loss_jitter_mean=fmean(jitters) if jitters else None,
-        auc_difference=difference.difference if difference else None,
-        ci_low=difference.ci_low if difference else None,
-        ci_high=difference.ci_high if difference else None,
         paired_seeds=paired_seeds,
-        standard_error_rows=difference.standard_error_rows if difference else None,
-        standard_error_seeds=difference.standard_error_seeds if difference else None,
         num_test_rows=runs[0].metrics.num_rows,
+        **(difference.columns() if difference else {}),
     )
 
 

@@ -15,6 +15,7 @@ from recsys_basis.report.comparison import VariantRow
 
 BASELINE_COLOR = "#c44e52"
 VARIANT_COLOR = "#30588c"
+FRONTIER_COLOR = "#8fb08c"
 INK = "#333333"
 FAINT = "#d9d9d9"
 
@@ -27,7 +28,10 @@ MARKER_RADIUS = 10.0
 
 
 def plot_comparison(rows: Sequence[VariantRow], path: Path, title: str, baseline: str) -> None:
-    """Draw ``rows`` into a PNG at ``path``: a named point a variant, bars of one s.d. over seeds."""
+    """Draw ``rows`` into a PNG at ``path``: a named point a variant, bars of one s.d. over seeds.
+
+    A line of steps marks the frontier: the highest AUC that so many bytes buy.
+    """
     figure = Figure(figsize=(9.0, 5.6), dpi=150, layout="constrained")
     axes = figure.add_subplot()
     for row in rows:
@@ -44,11 +48,29 @@ def plot_comparison(rows: Sequence[VariantRow], path: Path, title: str, baseline
         )
         if is_baseline:
             axes.axhline(row.auc_mean, color=BASELINE_COLOR, linestyle=(0, (4, 4)), linewidth=1, zorder=1)
+    best = frontier(rows)
+    axes.plot(
+        [row.optimizer_bytes for row in best],
+        [row.auc_mean for row in best],
+        color=FRONTIER_COLOR,
+        drawstyle="steps-post",
+        linewidth=1.5,
+        zorder=1,
+    )
     _scale_bytes(axes, [row.optimizer_bytes for row in rows])
     _label_axes(axes, rows, title)
     figure.draw_without_rendering()  # settles the layout, so that names can be placed in pixels
     _name_points(axes, rows, baseline)
     figure.savefig(path, format="png")
+
+
+def frontier(rows: Sequence[VariantRow]) -> list[VariantRow]:
+    """Variants that no other equals in AUC with fewer bytes, or beats with as many; by ascending bytes."""
+    best: list[VariantRow] = []
+    for row in sorted(rows, key=lambda row: (row.optimizer_bytes, -row.auc_mean)):
+        if not best or row.auc_mean > best[-1].auc_mean:
+            best.append(row)
+    return best
 
 
 def _scale_bytes(axes: Axes, sizes: Sequence[int]) -> None:

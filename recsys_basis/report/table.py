@@ -18,10 +18,20 @@ MAX_WIDTH = 400
 """Characters a line may take. Far more than the table needs, so that no number is folded or cut."""
 
 
+NO_WORSE = {
+    (None, None): "-",
+    (True, True): "yes",
+    (False, False): "not shown",
+    (True, False): "by bootstrap",
+    (False, True): "by DeLong",
+}
+"""What (non_inferior, delong_non_inferior) read as."""
+
+
 def print_comparison(
     rows: Sequence[VariantRow], title: str, baseline: str, file: TextIO | None = None
 ) -> None:
-    """Print the table to ``file`` (default: stdout): 170 characters wide, wrapped by a narrow terminal."""
+    """Print the table to ``file`` (default: stdout): 200 characters wide, wrapped by a narrow terminal."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     _fill(table, rows, baseline)
     Console(file=file or sys.stdout, width=MAX_WIDTH).print(table)
@@ -37,8 +47,16 @@ def comparison_markdown(rows: Sequence[VariantRow], baseline: str) -> str:
 
 
 def _fill(table: Table, rows: Sequence[VariantRow], baseline: str) -> None:
-    table.add_column("variant")
-    for heading in (
+    for heading in headings(baseline):
+        table.add_column(heading, justify="left" if heading == "variant" else "right")
+    for row in rows:
+        table.add_row(*cells(row), style="bold" if row.variant == baseline else "")
+
+
+def headings(baseline: str) -> list[str]:
+    """Of the columns of ``cells``."""
+    return [
+        "variant",
         "seeds",
         "lr",
         "AUC ± s.d.",
@@ -51,14 +69,14 @@ def _fill(table: Table, rows: Sequence[VariantRow], baseline: str) -> None:
         "memory",
         "jitter",
         f"AUC - {baseline}",
-        "95 % interval",
-    ):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        table.add_row(*_cells(row), style="bold" if row.variant == baseline else "")
+        "95 % bootstrap",
+        "95 % DeLong",
+        "no worse",
+    ]
 
 
-def _cells(row: VariantRow) -> list[str]:
+def cells(row: VariantRow) -> list[str]:
+    """One line of the table."""
     return [
         row.variant,
         str(len(row.seeds)),
@@ -74,4 +92,6 @@ def _cells(row: VariantRow) -> list[str]:
         "-" if row.loss_jitter_mean is None else f"{row.loss_jitter_mean:.4f}",
         "-" if row.auc_difference is None else f"{row.auc_difference:+.5f}",
         "-" if row.ci_low is None else f"{row.ci_low:+.5f} to {row.ci_high:+.5f}",
+        "-" if row.delong_ci_low is None else f"{row.delong_ci_low:+.5f} to {row.delong_ci_high:+.5f}",
+        NO_WORSE[row.non_inferior, row.delong_non_inferior],
     ]

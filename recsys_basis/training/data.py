@@ -13,20 +13,26 @@ from recsys_basis.training.spec import TrainConfig
 
 
 def open_row_groups(config: TrainConfig, manifest: Manifest) -> tuple[list[RowGroup], list[RowGroup]]:
-    """Row groups to train on and to evaluate on; see ``holdout_fraction``.
+    """Row groups to train on and to evaluate on; see ``holdout_fraction`` and ``max_train_rows``.
 
     Raises DataError where the prepared folder is not what its manifest or the config says.
     """
     refuse_other_settings(manifest, config.dataset)
-    if not config.holdout_fraction:
-        return _open(config, manifest, "train"), _open(config, manifest, "test")
     train_rows = manifest.splits["train"].num_rows
-    cut = round(train_rows * (1.0 - config.holdout_fraction))
+    cut = count_before_holdout(train_rows, config.holdout_fraction)
+    start = cut - min(cut, config.max_train_rows or cut)
+    if not config.holdout_fraction:
+        return _open(config, manifest, "train", start), _open(config, manifest, "test")
     if cut in (0, train_rows):
         raise ConfigError(
             f"holdout_fraction = {config.holdout_fraction} of {train_rows} rows leaves a part empty"
         )
-    return _open(config, manifest, "train", 0, cut), _open(config, manifest, "train", cut)
+    return _open(config, manifest, "train", start, cut), _open(config, manifest, "train", cut)
+
+
+def count_before_holdout(train_rows: int, holdout_fraction: float) -> int:
+    """Training rows that are left when the last part of ``train_rows`` is held out."""
+    return round(train_rows * (1.0 - holdout_fraction))
 
 
 def _open(

@@ -17,6 +17,7 @@ from tqdm import tqdm
 from recsys_basis.batches.batch import Batch
 from recsys_basis.batches.parquet import RowGroup
 from recsys_basis.batches.stream import BatchStream, Shuffle
+from recsys_basis.diagnostics.recorder import Diagnostics
 from recsys_basis.embeddings.choice import describe_choice
 from recsys_basis.errors import NonFiniteError
 from recsys_basis.ingest.manifest import Manifest
@@ -83,6 +84,7 @@ class Run:
                 f"{self.num_steps} steps of this run"
             )
         self.speed = RowMeter(WARMUP_STEPS)
+        self.diagnostics = Diagnostics(self.trainable.embedding_bags(), self.config.diagnostics_every_steps)
 
     def resume(self) -> None:
         """With resume=auto, continue from the newest checkpoint of this run's folder, if it has one."""
@@ -126,6 +128,7 @@ class Run:
         # A checkpoint is due only now, when a forward pass has shown that its weights are sound.
         if self._due(self.config.checkpoint_every_steps):
             self._save()
+        self.diagnostics.watch(step + 1, self.num_steps)
         try:
             loss.backward()
             if self.config.max_gradient_norm is not None:
@@ -137,6 +140,9 @@ class Run:
         except NonFiniteError as error:
             raise NonFiniteError(f"step {step}: {error}; lower the learning rates. {self._kept()}") from error
         self.trainable.finish_step()
+        report = self.diagnostics.report()
+        if report is not None:
+            self.folder.log_diagnostics(step + 1, report)
         return float(loss.detach()) / self.runtime.world_size
 
     def finish(self) -> dict[str, Any] | None:
@@ -206,7 +212,7 @@ class Run:
 
     def _identity(self) -> dict[str, Any]:
         """What decides the order of rows: a position means nothing in another order."""
-        names = {"seed", "batch_size", "shuffle_window", "holdout_fraction"}
+        names = {"seed", "batch_size", "shuffle_window", "holdout_fraction", "max_train_rows"}
         return self.config.model_dump(mode="json", include=names) | {"data": self.manifest.digest()}
 
     def _over_ranks(self, shares: list[float]) -> list[float]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, TextIO
 
 import torch
 import torch.distributed as dist
@@ -29,6 +33,7 @@ README = """\
 | config.yaml | the resolved config: every key that decided this run |
 | environment.json | versions, machine, threads, git commit, command |
 | metrics.jsonl | one JSON object a line: training loss at intervals, evaluations |
+| diagnostics.jsonl | the row optimizer's state at intervals: a line a report, by table |
 | tensorboard/ | the same as curves: `tensorboard --logdir tensorboard` |
 | checkpoints/ | the newest two checkpoints; `resume=auto` continues from the last |
 | test_predictions.parquet | label and logit of every evaluated row, in file order |
@@ -55,11 +60,8 @@ class RunFolder:
         (self.path / "README.md").write_text(README)
         OmegaConf.save(self._config.model_dump(mode="json"), self.path / "config.yaml")
         write_json(self.path / "environment.json", describe_environment(self._runtime))
-        log = self.path / "metrics.jsonl"
-        lines = log.read_text().splitlines(keepends=True) if log.exists() else []
-        with written_whole(log) as kept:
-            kept.write_text("".join(line for line in lines if json.loads(line)["step"] <= step))
-        self._metrics = log.open("a", buffering=1)
+        self._metrics = _open_log(self.path / "metrics.jsonl", step)
+        self._diagnostics = _open_log(self.path / "diagnostics.jsonl", step)
         self._board = SummaryWriter(self.path / "tensorboard", purge_step=step + 1)
 
     def log(self, kind: str, step: int, **values: float | None) -> None:
@@ -71,6 +73,16 @@ class RunFolder:
             if value is not None:
                 self._board.add_scalar(f"{kind}/{name}", value, step)
 
+    def log_diagnostics(self, step: int, report: dict[str, Any]) -> None:
+        """Append a report of ``Diagnostics`` to diagnostics.jsonl; TensorBoard gets medians over tables."""
+        self._diagnostics.write(json.dumps({"step": step, **report}) + "\n")
+        by_name: dict[str, list[float]] = {}
+        for values in report["tables"].values():
+            for name, value in numbers_of(values):
+                by_name.setdefault(name, []).append(value)
+        for name, numbers in by_name.items():
+            self._board.add_scalar(f"diagnostics/{name}", median(numbers), step)
+
     def write_predictions(self, label: torch.Tensor, logit: torch.Tensor) -> None:
         """label [n] int8 and logit [n] float32 of all evaluated rows."""
         write_predictions(self.path, label.to(torch.int8).numpy(), logit.numpy())
@@ -79,8 +91,26 @@ class RunFolder:
         """Write result.json, the mark of a finished run, and close the logs."""
         if self._writes:
             self._metrics.close()
+            self._diagnostics.close()
             self._board.close()
             write_json(self.path / "result.json", result)
+
+
+def numbers_of(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """(dotted name, value) of all numbers in nested objects; lists are left out."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from numbers_of(value, f"{prefix}{name}.")
+        elif isinstance(value, int | float):
+            yield f"{prefix}{name}", value
+
+
+def _open_log(path: Path, step: int) -> TextIO:
+    """Open for appending, without the lines that an earlier try logged after ``step``."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    with written_whole(path) as kept:
+        kept.write_text("".join(line for line in lines if json.loads(line)["step"] <= step))
+    return path.open("a", buffering=1)
 
 
 def refuse_used_folder(config: TrainConfig, runtime: Runtime) -> None:
@@ -114,10 +144,19 @@ def describe_environment(runtime: Runtime) -> dict[str, Any]:
         "versions": {name: version for name in packages if (version := _version(name))},
         "python": platform.python_version(),
         "machine": platform.machine(),
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
         "device": str(runtime.device),
         "world_size": runtime.world_size,
         "threads_per_rank": runtime.threads,
     }
+
+
+def _cpu_model() -> str | None:
+    """The processor's name where the system tells it (Linux); else None."""
+    info = Path("/proc/cpuinfo")
+    name = re.search(r"^model name\s*: (.*)$", info.read_text(), re.MULTILINE) if info.exists() else None
+    return name[1] if name else None
 
 
 def _version(package: str) -> str | None:

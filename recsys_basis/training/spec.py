@@ -44,8 +44,12 @@ class TrainConfig(Section):
     holdout_fraction: Annotated[float, Field(ge=0.0, lt=1.0)]
     """0: train on all training rows, evaluate on test. Else evaluate on this last part of the training
     rows and train on the rest, so that a search never sees the test rows."""
+    max_train_rows: Annotated[int, Field(ge=1)] | None
+    """Train on at most so many of those rows, the last ones in time; null: on all."""
     evaluate_every_steps: Annotated[int, Field(ge=1)] | None
     log_every_steps: Annotated[int, Field(ge=1)]
+    diagnostics_every_steps: Annotated[int, Field(ge=1)] | None
+    """Read the row optimizer's state at these steps and the last (recsys_basis.diagnostics); null: never."""
     checkpoint_every_steps: Annotated[int, Field(ge=1)] | None
     """null: at the end only."""
     resume: Literal["auto", "never"]

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,3 +67,51 @@ def test_a_diverging_run_is_an_outcome(prepared: Path, tmp_path: Path) -> None:
     wild = planned(prepared, tmp_path, "sgd", "row_optimizer.learning_rate=1e30")
     first, second = make_runs([wild, planned(prepared, tmp_path, "basis")], 3200, 2, "first")
     assert first is None and second is not None and second.variant == "basis"
+
+
+COMPARISON = """
+import pickle, sys
+from recsys_basis.comparing.runs import make_runs
+if __name__ == "__main__":
+    with open(sys.argv[1], "rb") as file:
+        make_runs(pickle.load(file), 3200, 2, "interrupted")
+"""
+
+
+def processes_of(group: int) -> set[int]:
+    """Living processes of a process group."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, own_group = stat.read_text().rpartition(")")[2].split()[:3]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if state != "Z" and int(own_group) == group:
+            found.add(int(stat.parent.name))
+    return found
+
+
+def test_a_killed_comparison_leaves_no_process_and_no_finished_run(prepared: Path, tmp_path: Path) -> None:
+    runs = [planned(prepared, tmp_path, rule, "epochs=100000") for rule in ("sgd", "basis")]
+    (tmp_path / "runs.pickle").write_bytes(pickle.dumps(runs))
+    (tmp_path / "comparison.py").write_text(COMPARISON)
+    command = [sys.executable, str(tmp_path / "comparison.py"), str(tmp_path / "runs.pickle")]
+    comparison = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        logs = [run.folder / "metrics.jsonl" for run in runs]
+        wait_until(lambda: all(log.exists() and log.stat().st_size for log in logs))
+        assert len(processes_of(comparison.pid)) >= 3
+        comparison.kill()  # nothing of it can tidy up
+        comparison.wait()
+        wait_until(lambda: not processes_of(comparison.pid))
+        assert not any(run.is_finished() for run in runs)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(comparison.pid, signal.SIGKILL)
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

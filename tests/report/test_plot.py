@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from recsys_basis.report.comparison import VariantRow, compare_runs
-from recsys_basis.report.plot import plot_comparison
+from recsys_basis.report.comparison import Judging, VariantRow, compare_runs
+from recsys_basis.report.plot import frontier, plot_comparison
 from recsys_basis.report.records import RunRecord
 
 DrawAxes = Callable[[Sequence[VariantRow]], Axes]
@@ -47,7 +48,7 @@ def _rows(
         for variant, size in sizes.items()
         for seed in range(num_seeds)
     ]
-    return compare_runs(runs, baseline="adam")
+    return compare_runs(runs, Judging("adam", margin=0.0005, num_resamples=200))
 
 
 @pytest.mark.parametrize(
@@ -80,6 +81,17 @@ def test_points_and_bars_are_the_rows(finished_run: Callable[..., RunRecord], dr
         assert point.get_xydata().tolist() == [[row.optimizer_bytes, row.auc_mean]]
         (_, low), (_, high) = bar.get_segments()[0]
         assert (low, high) == pytest.approx((row.auc_mean - row.auc_std, row.auc_mean + row.auc_std))
+
+
+def test_the_frontier_is_the_highest_auc_that_so_many_bytes_buy(
+    finished_run: Callable[..., RunRecord], draw: DrawAxes
+) -> None:
+    rows = _rows(finished_run, {"adam": 9_000, "sgd": 0, "small": 90, "dear": 9_500, "same": 90})
+    aucs = {"sgd": 0.70, "small": 0.78, "same": 0.75, "adam": 0.80, "dear": 0.79}
+    rows = [replace(row, auc_mean=aucs[row.variant]) for row in rows]
+    assert [row.variant for row in frontier(rows)] == ["sgd", "small", "adam"]
+    (line,) = [line for line in draw(rows).lines if line.get_drawstyle() == "steps-post"]
+    assert line.get_xydata().tolist() == [[0, 0.70], [90, 0.78], [9_000, 0.80]]
 
 
 def test_one_seed_has_no_bar(finished_run: Callable[..., RunRecord], draw: DrawAxes) -> None:

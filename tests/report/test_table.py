@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from recsys_basis.report.comparison import VariantRow, compare_runs
+from recsys_basis.report.comparison import Judging, VariantRow, compare_runs
 from recsys_basis.report.records import RunRecord
 from recsys_basis.report.table import comparison_markdown, print_comparison
 
@@ -16,7 +16,7 @@ from recsys_basis.report.table import comparison_markdown, print_comparison
 def rows(finished_run: Callable[..., RunRecord]) -> list[VariantRow]:
     runs = [finished_run("adam", seed) for seed in (0, 1)]
     runs += [finished_run("partial_rowwise_adam", 0, optimizer_bytes=0, rows_per_second=None)]
-    return compare_runs(runs, baseline="adam")
+    return compare_runs(runs, Judging("adam", margin=0.0005, num_resamples=200))
 
 
 def _cells(row: VariantRow) -> list[str]:
@@ -43,9 +43,13 @@ def test_a_pipe_gets_every_number_on_one_plain_line(
         cell in adam
         for cell in [*_cells(rows[0]), f"± {rows[0].auc_std:.5f}", "9.7 MB", "30,500", "900.0 MB"]
     )
-    interval = f"{rows[1].auc_difference:+.5f}  {rows[1].ci_low:+.5f} to {rows[1].ci_high:+.5f}"
+    bootstrap, delong = (
+        f"{low:+.5f} to {high:+.5f}"
+        for low, high in ((rows[1].ci_low, rows[1].ci_high), (rows[1].delong_ci_low, rows[1].delong_ci_high))
+    )
+    interval = f"{rows[1].auc_difference:+.5f}  {bootstrap}  {delong}"
     assert all(cell in other for cell in [*_cells(rows[1]), "0 bytes", interval])
-    assert max(map(len, text.splitlines())) < 170
+    assert max(map(len, text.splitlines())) < 210
 
 
 def test_stdout_by_default(rows: list[VariantRow], capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,7 +60,7 @@ def test_stdout_by_default(rows: list[VariantRow], capsys: pytest.CaptureFixture
 def test_markdown_lines_have_equal_cells(rows: list[VariantRow]) -> None:
     lines = comparison_markdown(rows, "adam").splitlines()
     assert len(lines) == 2 + len(rows)
-    assert {line.count("|") for line in lines} == {15}
+    assert {line.count("|") for line in lines} == {17}
     assert all(line.startswith("|") and line.endswith("|") for line in lines)
     assert set(lines[1]) <= set("|-: ")
     assert lines[2].split("|")[1].strip() == "adam"

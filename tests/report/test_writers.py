@@ -13,10 +13,11 @@ import pandas as pd
 import pytest
 
 from recsys_basis.report import writers
-from recsys_basis.report.comparison import VariantRow, compare_runs
+from recsys_basis.report.comparison import Judging, VariantRow, compare_runs
 from recsys_basis.report.records import RunRecord
 from recsys_basis.report.writers import write_comparison
 
+JUDGING = Judging("adam", margin=0.0005, num_resamples=200)
 FILES = {"comparison.csv", "comparison.json", "comparison.png", "README.md"}
 
 
@@ -25,12 +26,12 @@ def rows(finished_run: Callable[..., RunRecord]) -> list[VariantRow]:
     runs = [finished_run("adam", seed) for seed in (0, 1)]
     runs += [finished_run("basis", seed, strength=0.9, optimizer_bytes=97_000) for seed in (0, 1)]
     runs += [finished_run("sgd", 0, strength=0.5, optimizer_bytes=0, rows_per_second=None)]
-    return compare_runs(runs, baseline="adam")
+    return compare_runs(runs, JUDGING)
 
 
 @pytest.fixture
 def folder(rows: list[VariantRow], tmp_path: Path) -> Path:
-    write_comparison(rows, tmp_path / "new" / "report", "a title", "adam")
+    write_comparison(rows, tmp_path / "new" / "report", "a title", JUDGING)
     return tmp_path / "new" / "report"
 
 
@@ -88,6 +89,6 @@ def test_a_failing_plot_leaves_the_old_one(
 
     monkeypatch.setattr(writers, "plot_comparison", fail)
     with pytest.raises(OSError, match="full disk"):
-        write_comparison(rows, folder, "a title", "adam")
+        write_comparison(rows, folder, "a title", JUDGING)
     assert (folder / "comparison.png").read_bytes() == before
     assert {path.name for path in folder.iterdir()} == FILES

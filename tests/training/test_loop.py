@@ -55,6 +55,7 @@ def test_a_run_leaves_a_folder_that_explains_itself(prepared: Path, tmp_path: Pa
     assert any((tmp_path / "run" / "tensorboard").glob("events.*"))
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert environment["versions"]["torch"] and environment["threads_per_rank"] == 1
+    assert environment["cores"] >= 1 and "cpu" in environment
     losses = [line["loss"] for line in lines if line["kind"] == "train"]
     assert 0.3 < min(losses) < max(losses) < 1.2 and result["loss_jitter"] > 0
     assert result["optimizer_bytes"] > 0 and result["peak_memory_bytes"] > 1e8

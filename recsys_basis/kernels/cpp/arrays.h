@@ -149,11 +149,12 @@ struct Basis {
     bool first_of_all;  // M [K, D]; otherwise, where it exists, of private bucket rows only
     bool energy_start_first, log_form, normalized, by_frequency;
     float amount1, amount2;  // 1 - beta1, 1 - beta2
-    float eps, energy_decay, energy_amount, hypergradient_rate, scalar_min, scalar_max;
+    float eps, energy_decay, energy_amount, energy_prior, hypergradient_rate, scalar_min, scalar_max;
     float* first;        // M, or null
     float* second;       // V [K, D]
     int32_t* updates;    // t [K]
     float* row_scalar;   // s or e [R], or null
+    const float* energy_correction;  // [U], 1 - decay^T of each row's table, or null
     Corrections corrections1, corrections2;
     const RowBucket* buckets;  // [U]
     const Entry* entries;      // (bucket row, position of row), sorted by bucket row

@@ -199,12 +199,15 @@ private:
         if (basis_.scalar == Scalar::hypergradient) return basis_.row_scalar[row];
         const float now = mean_of_squares(gradient(u), width_), decay = basis_.energy_decay;
         float& energy = basis_.row_scalar[row];
-        if (basis_.energy_start_first && energy == 0)
+        const bool is_new = energy == 0;
+        if (is_new && !basis_.energy_start_first) energy = basis_.energy_prior * mean_second;
+        if (is_new && basis_.energy_start_first)
             energy = now;
         else
             energy = decay == 1 ? energy + now : decay * energy + basis_.energy_amount * now;
+        const float corrected = basis_.energy_correction ? energy / basis_.energy_correction[u] : energy;
         // Two roots, not the root of a quotient: that may leave float32's range where s itself is sound.
-        return energy > 0 ? std::sqrt(mean_second) / std::sqrt(energy) : 0;
+        return energy > 0 ? std::sqrt(mean_second) / std::sqrt(corrected) : 0;
     }
 
     // 5. The row's direction.

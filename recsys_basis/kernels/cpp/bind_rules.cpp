@@ -83,7 +83,7 @@ void adagrad(const Matrix& weights, const Numbers& rows, const Array<const float
     kernels().adagrad(update, squares.data(), eps);
 }
 
-// Step 1 of both Adams: every table counts one more update; then 1 - beta^t of each row's table, [U].
+// Every table counts one more update; then 1 - beta^t of each row's table, [U]. Step 1 of both Adams.
 struct TableCorrections {
     Buffer<float> first, second;
 
@@ -201,6 +201,7 @@ Basis make_basis(const nb::dict& config) {
     basis.eps = static_cast<float>(number("eps"));
     basis.energy_decay = static_cast<float>(number("energy_decay"));
     basis.energy_amount = static_cast<float>(1 - number("energy_decay"));
+    basis.energy_prior = static_cast<float>(number("energy_prior"));
     basis.hypergradient_rate = static_cast<float>(number("hypergradient_rate"));
     basis.scalar_min = static_cast<float>(number("scalar_min"));
     basis.scalar_max = static_cast<float>(number("scalar_max"));
@@ -212,7 +213,8 @@ Basis make_basis(const nb::dict& config) {
 void basis(const Matrix& weights, const Numbers& rows, const Array<const float, 2>& gradients,
            double learning_rate, double weight_decay, int threads, const nb::dict& config,
            const std::optional<Matrix>& first, const Matrix& second, const Array<int32_t, 1>& updates,
-           const std::optional<Floats>& row_scalar, const Numbers& row_start, const Numbers& private_rows,
+           const std::optional<Floats>& row_scalar, const std::optional<Array<int64_t, 1>>& table_updates,
+           const std::optional<Numbers>& table_starts, const Numbers& row_start, const Numbers& private_rows,
            const Numbers& shared, const Numbers& shared_buckets, const Numbers& bucket_start,
            const Numbers& private_start, const Numbers& keys, const Numbers& sign_seeds) {
     const Update update = make_update(weights, rows, gradients, learning_rate, weight_decay, threads);
@@ -224,6 +226,8 @@ void basis(const Matrix& weights, const Numbers& rows, const Array<const float, 
     require(!first || first->shape(1) == weights.shape(1), "first: must be as wide as weights");
     require(job.scalar == Scalar::none || (row_scalar && row_scalar->size() == weights.shape(0)),
             "row_scalar: needs one number a row");
+    require(!table_updates || (table_starts && table_starts->size() == table_updates->size()),
+            "table_updates: needs one number a table");
     const auto hash = nb::cast<std::string>(config["hash"]);
     const bool is_signed = nb::cast<bool>(config["signed"]);
     const nb::gil_scoped_release released;
@@ -234,6 +238,9 @@ void basis(const Matrix& weights, const Numbers& rows, const Array<const float, 
     sort_by_key(entries, updates.size(), threads);
     const Groups groups = group_by_key(entries, threads);
     Buffer<float> scratch(threads * 3 * update.width);
+    std::optional<TableCorrections> corrections;
+    if (table_updates) corrections.emplace(update, *table_updates, *table_starts, job.energy_decay, 0.0);
+    job.energy_correction = corrections ? corrections->first.data() : nullptr;
     job.first = first ? first->data() : nullptr;
     job.second = second.data();
     job.updates = updates.data();
@@ -371,7 +378,7 @@ void bind_rules(nb::module_& module) {
                "cowclip_ratio"_a.none(), "cowclip_min_norm"_a, "threads"_a);
     module.def("basis", basis, "weights"_a, "rows"_a, "gradients"_a, "learning_rate"_a, "weight_decay"_a,
                "threads"_a, "config"_a, "first"_a.none(), "second"_a, "updates"_a, "row_scalar"_a.none(),
-               "row_start"_a, "private_rows"_a, "shared"_a, "shared_buckets"_a, "bucket_start"_a,
+               "table_updates"_a.none(), "table_starts"_a.none(), "row_start"_a, "private_rows"_a, "shared"_a, "shared_buckets"_a, "bucket_start"_a,
                "private_start"_a, "keys"_a, "sign_seeds"_a);
 }
 

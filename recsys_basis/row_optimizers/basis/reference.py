@@ -14,7 +14,7 @@ from recsys_basis.row_optimizers.base import RowOptimizer, State
 from recsys_basis.row_optimizers.basis.buckets import BucketMap, RowBuckets, partition_seeds
 from recsys_basis.row_optimizers.basis.spec import BasisConfig
 from recsys_basis.row_optimizers.basis.storage import DTYPES, Stored
-from recsys_basis.row_optimizers.bias import bias_correction
+from recsys_basis.row_optimizers.bias import TableUpdates, bias_correction
 from recsys_basis.row_optimizers.rows import change_rows
 from recsys_basis.segments import Segments
 from recsys_basis.tables import TableShard
@@ -110,6 +110,9 @@ class Basis(RowOptimizer):
             self.energy = torch.zeros(self.num_rows, dtype=scalar_dtype, device=self.device)
             self._energy = self._stored(self.energy, self.buckets.row_start, "energy")
             self.state["energy"] = State(self.energy, "row")
+        if config.corrects_energy:
+            self.table_updates = TableUpdates(self.row_starts, self.device)
+            self.state["table_updates"] = State(self.table_updates.count, "table")
 
     def _stored(self, tensor: torch.Tensor, starts: torch.Tensor, name: str) -> Stored:
         seeds = partition_seeds(self.shards, self.config.hash_seed, [f"round/{name}"])[0]
@@ -207,14 +210,19 @@ class Basis(RowOptimizer):
         self, second: torch.Tensor, rows: torch.Tensor, squares: torch.Tensor, updates: torch.Tensor
     ) -> torch.Tensor:
         """Energy: s [U], from each row's V^ [U, D] and its bucket's updates [U]."""
-        decay, new = self.config.energy_decay, squares.mean(1)
-        old = self._energy.read(rows)
+        config, shared, new = self.config, second.mean(1), squares.mean(1)
+        decay, old = config.energy_decay, self._energy.read(rows)
+        is_new = old == 0
+        if config.energy_start == "prior":
+            old = torch.where(is_new, config.energy_prior * shared, old)
         energy = old + new if decay == 1 else decay * old + (1 - decay) * new
-        if self.config.energy_start == "first":
-            energy = torch.where(old == 0, new, energy)
+        if config.energy_start == "first":
+            energy = torch.where(is_new, new, energy)
         self._energy.write(rows, energy, updates)
+        if config.corrects_energy:
+            energy = energy / bias_correction(decay, self.table_updates.advance(rows))
         # Two roots, not the root of a quotient: that may leave float32's range where s itself is sound.
-        return torch.where(energy > 0, second.mean(1).sqrt() / energy.sqrt(), 0)
+        return torch.where(energy > 0, shared.sqrt() / energy.sqrt(), 0)
 
     def _step_5(
         self, moments: Moments, touched: Touched, buckets: RowBuckets, gradients: torch.Tensor

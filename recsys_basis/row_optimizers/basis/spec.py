@@ -13,7 +13,8 @@ t  updates so far    [K]    int32     always: buckets are touched at different r
 M  first moment      [K, D] float     direction=momentum or scalar=hypergradient
                      [H, D] float     direction=head_momentum otherwise (H private bucket rows)
 s  scalar            [N]    float     scalar=hypergradient, from 1
-e  gradient energy   [N]    float     scalar=energy, from 0; s follows from it
+e  gradient energy   [N]    float     scalar=energy, 0 before a row's first update; s follows from it
+T  table's updates   one    int64     scalar=energy with energy_correction=table
 
 V and M are kept in ``moment_dtype``, s and e in ``scalar_dtype``. Every step computes in float32; what is
 kept for later ones is rounded stochastically into its dtype (``storage.py``), last of all.
@@ -35,9 +36,12 @@ One step, for the distinct rows i of a batch with summed gradients g_i [D]; b = 
        g_b = mean of sign(i) g_i;  q_b = mean of g_i^2, elementwise
 3.     M_b <- beta1 M_b + (1 - beta1) g_b;  V_b <- beta2 V_b + (1 - beta2) q_b;  t_b <- t_b + 1
 4. scalar=energy:
+       e_i <- prior mean_d V^_b                         start=prior, if e_i is still 0: new rows lean on their bucket
        e_i <- decay e_i + (1 - decay) mean_d g_i^2      start=first: an e_i still 0 becomes mean_d g_i^2
        e_i <- e_i + mean_d g_i^2                        decay=1: summed, as rowwise Adagrad does
-       s_i = sqrt(mean_d V^_b / e_i), 0 where e_i = 0
+       s_i = sqrt(mean_d V^_b / e^_i), 0 where e_i = 0
+   e^_i = e_i; with correction=table and decay < 1: T <- T + 1, e^_i = e_i / (1 - decay^T), as lazy Adam corrects
+   its V: while the table is young, all its rows take small steps.
    scalar=none: s_i = 1
 5. direction:  momentum = sign(i) M^_b;  gradient = g_i;  head_momentum = M^_b if private, else g_i
 6. w_i <- w_i - eta s_i direction / (sqrt(V^_b) + eps) - eta lambda w_i
@@ -74,8 +78,12 @@ class BasisConfig(RowOptimizerConfig):
 
     energy_decay: Annotated[float, Field(gt=0.0, le=1.0)]
     """Decay of e; 1 sums."""
-    energy_start: Literal["first", "zero"]
-    """What a row's first gradient does to e; the same for both where energy_decay = 1."""
+    energy_start: Literal["first", "prior"]
+    """Where e starts: at the energy of the row's first gradient, or at energy_prior times its bucket's."""
+    energy_prior: Annotated[float, Field(ge=0.0)]
+    """First e as a multiple of mean_d V^, read with energy_start = prior."""
+    energy_correction: Literal["none", "table"]
+    """Whether e is divided by 1 - energy_decay^T; no effect where energy_decay = 1."""
 
     hypergradient_rate: Annotated[float, Field(ge=0.0)]
     """eta_s / eta."""
@@ -128,6 +136,11 @@ class BasisConfig(RowOptimizerConfig):
                 "scalar = energy set bfloat16 or log8"
             )
         return self
+
+    @property
+    def corrects_energy(self) -> bool:
+        """Whether T is kept."""
+        return self.scalar == "energy" and self.energy_correction == "table" and self.energy_decay < 1
 
     @property
     def first_moment(self) -> Literal["all", "private", "none"]:

@@ -70,6 +70,7 @@ class LoopTable:
         self.t: Any = defaultdict(int)
         self.s: Any = defaultdict(lambda: 1.0)
         self.e: Any = defaultdict(float)
+        self.T = 0
 
     def seed(self, use: str, partition: int) -> int:
         text = f"{self.name}/bucket/{use}/{self.c.hash_seed}/{partition}"
@@ -110,6 +111,7 @@ class LoopTable:
     def step(self, w: dict[int, Any], g: dict[int, Any]) -> None:
         """Steps 1 to 6 for gradients g of distinct ids, on weights w."""
         c = self.c
+        self.T += 1
         if c.scalar == "hypergradient":  # 1
             for i in g:
                 self.s[i] = self.next_scalar(i, g[i])
@@ -152,13 +154,17 @@ class LoopTable:
 
     def energy_scalar(self, i: int, g: Any) -> float:
         c, new = self.c, float((g**2).mean())
+        if c.energy_start == "prior" and i not in self.e:
+            self.e[i] = c.energy_prior * float(self.v_hat(i).mean())
         if c.energy_decay == 1:
             self.e[i] += new
         elif c.energy_start == "first" and i not in self.e:
             self.e[i] = new
         else:
             self.e[i] = c.energy_decay * self.e[i] + (1 - c.energy_decay) * new
-        return math.sqrt(float(self.v_hat(i).mean()) / self.e[i])
+        corrected = c.energy_correction == "table" and c.energy_decay < 1
+        energy = self.e[i] / (1 - c.energy_decay**self.T) if corrected else self.e[i]
+        return math.sqrt(float(self.v_hat(i).mean()) / energy)
 
 
 COMMON: dict[str, Any] = {"rows_per_bucket": 5.0, "beta1": 0.8, "beta2": 0.97, "hypergradient_rate": 3.0}
@@ -189,7 +195,10 @@ def _forms() -> list[dict[str, Any]]:
         hyper | {"hypergradient_by_frequency": True, "hypergradient_rate": 20.0},
         hyper | {"hypergradient_by_frequency": True, "hypergradient_rate": 20.0, "hash": "double"},
         {"scalar": "energy", "energy_decay": 0.9, "energy_start": "first"},
-        {"scalar": "energy", "energy_decay": 0.9, "energy_start": "zero"},
+        {"scalar": "energy", "energy_decay": 0.9, "energy_start": "prior", "energy_prior": 0.0},
+        {"scalar": "energy", "energy_decay": 0.9, "energy_start": "prior", "energy_prior": 0.3},
+        {"scalar": "energy", "energy_decay": 0.9, "energy_correction": "none"},
+        {"scalar": "energy", "energy_decay": 1.0, "energy_start": "prior", "energy_prior": 2.0, "hash": "double"},
         {"scalar": "energy", "energy_decay": 0.9, "energy_start": "first", "direction": "momentum"},
         {"weight_decay": 0.3, "direction": "momentum"},
         {"eps": 0.1},
@@ -247,7 +256,7 @@ def test_private_rows_with_momentum_and_no_scalar_are_adam_with_a_clock_each(bat
 
 def test_energy_far_below_its_buckets_stays_finite() -> None:
     """Gradients 1e-20 and 1 in one bucket: each row's step is its own gradient's sign, though V/e is 5e39."""
-    config = row_optimizer_defaults("basis", scalar="energy", rows_per_bucket=2.0)
+    config = row_optimizer_defaults("basis", scalar="energy", energy_decay=1.0, energy_start="first", rows_per_bucket=2.0)
     optimizer = create_row_optimizer(config, [TableShard.whole(Table("site", 2, 1, 1))])
     weights = torch.zeros(2, 1)
     optimizer.update(weights, torch.tensor([0, 1]), torch.tensor([[1e-20], [-1.0]]), ETA)
@@ -306,6 +315,8 @@ def compare_states(optimizer: Any, config: Any, tables: list[Table], loops: list
             expected["scalar"] = np.array([loop.s[i] for i in ids])
         if config.scalar == "energy":
             expected["energy"] = np.array([loop.e[i] for i in ids])
+            if config.energy_correction == "table" and config.energy_decay < 1:
+                expected["table_updates"] = np.array([loop.T])
         assert {name for owner, name in views if owner == table.name} == set(expected)
         for name, value in expected.items():
             np.testing.assert_allclose(

@@ -29,6 +29,7 @@ from recsys_basis.report.comparison import compare_runs
 from recsys_basis.report.table import print_comparison
 from recsys_basis.report.writers import write_comparison
 from recsys_basis.schema import ConfigError, parse_section
+from recsys_basis.training.build import create_tables, row_optimizers_of
 from recsys_basis.training.run_folder import write_json
 from recsys_basis.training.spec import TrainConfig
 
@@ -52,12 +53,14 @@ def compare(overrides: list[str]) -> None:
 def run_comparison(comparison: ComparisonConfig, plan: RunPlanner) -> None:
     """The work of the job, for its only process on this folder."""
     first = plan.config(comparison.variants[0], 1.0, 0, "check")
-    for variant in comparison.variants:  # a mistake in the last variant shows before the first trains
-        config = plan.config(variant, variant.learning_rates[0], 0, "check")
+    configs = [plan.config(each, each.learning_rates[0], 0, "check") for each in comparison.variants]
+    for variant, config in zip(comparison.variants, configs, strict=True):
         if config.dataset != first.dataset:
             raise ConfigError(f"variant {variant.name} overrides the dataset: all variants share one")
     truth = ensure_synthesized(comparison.synthetic) if comparison.synthetic else None
     manifest = ensure_prepared(first.dataset)
+    for config in configs:  # a mistake in the last variant shows before the first trains
+        row_optimizers_of(config, create_tables(config, manifest))
     plan.data_digest = manifest.digest()
     train_rows = manifest.splits["train"].num_rows
     final_rows = train_rows * first.epochs

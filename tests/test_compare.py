@@ -48,6 +48,25 @@ def test_runs_differ_in_variant_rate_and_seed_alone(prepared: Path, tmp_path: Pa
     assert len({run.folder for run in runs}) == len(runs)
 
 
+def test_a_variant_may_give_one_table_another_rule(prepared: Path, tmp_path: Path) -> None:
+    everywhere = "table_row_optimizers=[{tables: [C1], row_optimizer: sgd}]"
+    plan = planner([*small(prepared, tmp_path), everywhere])
+    adam, basis, *_ = plan.comparison.variants
+    one_table = "table_row_optimizers=[{tables: [C3], row_optimizer: adam}]"
+    moved = basis.model_copy(update={"overrides": (*basis.overrides, one_table)})
+    tables = [plan.config(each, 0.1, 0, "final").table_row_optimizers for each in (adam, moved)]
+    assert [[entry.tables for entry in entries] for entries in tables] == [[("C1",)], [("C3",)]]
+
+
+def test_a_table_that_is_not_there_shows_before_the_first_run(prepared: Path, tmp_path: Path) -> None:
+    base = "{name: adam, overrides: ['row_optimizer=adam'], learning_rates: [0.1]}"
+    wrong = "table_row_optimizers=[{tables: [C27], row_optimizer: sgd}]"
+    variant = f"{{name: other, overrides: ['{wrong}'], learning_rates: [0.1]}}"
+    with pytest.raises(ConfigError, match="'C27' fits no table"):
+        compare([*small(prepared, tmp_path), f"comparison.variants=[{base},{variant}]"])
+    assert not (tmp_path / "runs").exists()
+
+
 def test_the_search_never_sees_the_test_rows(prepared: Path, tmp_path: Path) -> None:
     plan = planner(small(prepared, tmp_path))
     adam = plan.comparison.variants[0]

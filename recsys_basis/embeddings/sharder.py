@@ -10,6 +10,7 @@ tests/embeddings/test_sharder.py holds them to their signatures.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -35,12 +36,16 @@ from recsys_basis.tables import Table
 class RowOptimizerSharder(EmbeddingBagCollectionSharder):
     """Shards an EmbeddingBagCollection of ``tables`` table-wise or row-wise.
 
-    fused_params: {SPEC_KEY: EmbeddingSpec} for our kernel, or FBGEMM's own (optimizer, learning_rate, …).
+    fused_params: by table name, {SPEC_KEY: EmbeddingSpec} for our kernel, or FBGEMM's own (optimizer,
+    learning_rate, …). Tables whose params are equal share a kernel.
     """
 
-    def __init__(self, tables: tuple[Table, ...], fused_params: dict[str, Any]) -> None:
-        super().__init__(fused_params=fused_params)
+    def __init__(
+        self, tables: tuple[Table, ...], fused_params_of_table: Mapping[str, dict[str, Any]]
+    ) -> None:
+        super().__init__()
         self.tables = tables
+        self.fused_params_of_table = fused_params_of_table
 
     def shard(
         self,
@@ -52,6 +57,9 @@ class RowOptimizerSharder(EmbeddingBagCollectionSharder):
     ) -> ShardedEmbeddingBagCollection:
         """Raises ConfigError for a plan that TorchRec itself computes wrongly."""
         _refuse_mixed_mean(module, params)
+        for name, bag in module.embedding_bags.items():
+            # Where torchrec 1.8 looks for fused_params of one table.
+            bag.weight._optimizer_kwargs = [self.fused_params_of_table[name]]
         return StripedEmbeddingBagCollection(
             self.tables,
             module=module,

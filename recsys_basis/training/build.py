@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,8 @@ from recsys_basis.embeddings.state import RowFusedOptimizer
 from recsys_basis.ingest.columns import DENSE_COLUMNS
 from recsys_basis.ingest.manifest import Manifest
 from recsys_basis.models import create_model
+from recsys_basis.row_optimizers.base import RowOptimizerConfig
+from recsys_basis.row_optimizers.by_table import choose_row_optimizers
 from recsys_basis.schema import ConfigError
 from recsys_basis.tables import Table, count_partitions
 from recsys_basis.training.averaging import TowerAverage
@@ -40,6 +43,7 @@ class Trainable:
 
     model: DistributedModelParallel
     tables: tuple[Table, ...]
+    row_optimizer_of_table: Mapping[str, RowOptimizerConfig]
     row_optimizer: KeyedOptimizer
     """TorchRec's view of all kernels' optimizers; backward does their work."""
     dense_optimizer: torch.optim.Optimizer
@@ -77,7 +81,8 @@ class Trainable:
 def build(config: TrainConfig, manifest: Manifest, runtime: Runtime) -> Trainable:
     """Raises ConfigError for settings that do not fit each other, the data, or the device."""
     tables = create_tables(config, manifest)
-    sharder = RowOptimizerSharder(tables, _fused_params(config, tables, runtime))
+    row_optimizer_of_table = row_optimizers_of(config, tables)
+    sharder = RowOptimizerSharder(tables, _fused_params(config, tables, row_optimizer_of_table, runtime))
     model = create_model(config.model, _embeddings(config, tables), len(DENSE_COLUMNS), config.seed)
     plan = plan_sharding(
         model,
@@ -100,7 +105,15 @@ def build(config: TrainConfig, manifest: Manifest, runtime: Runtime) -> Trainabl
     dense_optimizer = create_dense_optimizer(config.dense_optimizer, sharded, towers)
     decay = config.tower_average_decay
     average = None if decay is None else TowerAverage(towers, decay)
-    return Trainable(sharded, tables, sharded.fused_optimizer, dense_optimizer, average, config)
+    return Trainable(
+        sharded,
+        tables,
+        row_optimizer_of_table,
+        sharded.fused_optimizer,
+        dense_optimizer,
+        average,
+        config,
+    )
 
 
 def _bags_of(optimizer: KeyedOptimizer) -> Iterator[RowOptimizedEmbeddingBags]:
@@ -126,6 +139,12 @@ def create_tables(config: TrainConfig, manifest: Manifest) -> tuple[Table, ...]:
         )
         for column, num_ids in manifest.cardinalities.items()
     )
+
+
+def row_optimizers_of(config: TrainConfig, tables: tuple[Table, ...]) -> dict[str, RowOptimizerConfig]:
+    """The row optimizer of each table; raises ConfigError for entries that do not fit ``tables``."""
+    names = [table.name for table in tables]
+    return choose_row_optimizers(config.row_optimizer, config.table_row_optimizers, names)
 
 
 def dense_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -155,15 +174,26 @@ def _embeddings(config: TrainConfig, tables: tuple[Table, ...]) -> EmbeddingBagC
     )
 
 
-def _fused_params(config: TrainConfig, tables: tuple[Table, ...], runtime: Runtime) -> dict[str, object]:
-    clipping = config.max_gradient_norm is not None
+def _fused_params(
+    config: TrainConfig,
+    tables: tuple[Table, ...],
+    row_optimizers: Mapping[str, RowOptimizerConfig],
+    runtime: Runtime,
+) -> dict[str, dict[str, Any]]:
+    """What TorchRec carries to the kernel of each table, by table name."""
+    clipping, device_type = config.max_gradient_norm is not None, runtime.device.type
     if config.embedding.kernel == "fbgemm":
         if clipping:
             raise ConfigError(
                 "max_gradient_norm with embedding.kernel = fbgemm: FBGEMM updates rows before the norm is "
                 "known; choose embedding.kernel=auto, or max_gradient_norm=null"
             )
-        return fbgemm_fused_params(config.row_optimizer, runtime.device.type)
-    rule, device_type = config.row_optimizer.rule, runtime.device.type
-    kernel = choose_bags_kernel(config.embedding.kernel, rule, device_type)
-    return {SPEC_KEY: EmbeddingSpec(tables, config.row_optimizer, clipping, kernel)}
+        return {name: fbgemm_fused_params(each, device_type) for name, each in row_optimizers.items()}
+    kernel = {
+        rule: choose_bags_kernel(config.embedding.kernel, rule, device_type)
+        for rule in {each.rule for each in row_optimizers.values()}
+    }
+    return {
+        name: {SPEC_KEY: EmbeddingSpec(tables, each, clipping, kernel[each.rule])}
+        for name, each in row_optimizers.items()
+    }

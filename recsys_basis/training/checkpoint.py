@@ -228,11 +228,14 @@ def _load_dense_optimizer(trainable: Trainable, loaded: dict[str, torch.Tensor])
 def _layout(trainable: Trainable) -> dict[str, Any]:
     """What must agree for the tensors to mean the same; learning rates may change between the two."""
     config = trainable.config.model_dump(mode="json")
-    free = ("learning_rate", "weight_decay")
-    row, dense = (
-        {key: value for key, value in config[section].items() if key not in free}
-        for section in ("row_optimizer", "dense_optimizer")
-    )
+    free = {"learning_rate", "weight_decay"}
+    dense = {key: value for key, value in config["dense_optimizer"].items() if key not in free}
+    rows = {
+        name: each.model_dump(mode="json", exclude=free)
+        for name, each in trainable.row_optimizer_of_table.items()
+    }
+    # Named once where most tables share it, so that a refusal does not repeat itself for each table.
+    usual = max(rows.values(), key=list(rows.values()).count)
     tables = {
         table.name: {
             "num_ids": table.num_ids,
@@ -247,7 +250,8 @@ def _layout(trainable: Trainable) -> dict[str, Any]:
         "pooling": config["embedding"]["pooling"],
         # C++ and plain PyTorch keep the same state: a run may go on with the other.
         "kernel": "fbgemm" if config["embedding"]["kernel"] == "fbgemm" else "recsys_basis",
-        "row_optimizer": row,
+        "row_optimizer": usual,
+        "table_row_optimizers": {name: each for name, each in rows.items() if each != usual},
         "dense_optimizer": dense,
         "tower_average_decay": config["tower_average_decay"],
     }

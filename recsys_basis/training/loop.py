@@ -92,7 +92,9 @@ class Run:
             self._say(f"resumed from {checkpoints[-1]} at step {self.progress.step}")
         self.folder.start(self.progress.step)
         if self.config.embedding.kernel == "auto":
-            self._say(describe_choice(self.config.row_optimizer.rule, self.runtime.device.type))
+            rules = dict.fromkeys(each.rule for each in self.trainable.row_optimizer_of_table.values())
+            for words in dict.fromkeys(describe_choice(rule, self.runtime.device.type) for rule in rules):
+                self._say(words)
         self._say(
             f"training on {self.runtime.device}, {self.runtime.world_size} rank(s) of "
             f"{self.runtime.threads} thread(s), {self.num_steps:,} steps"

@@ -12,6 +12,7 @@ from recsys_basis.ingest.spec import DatasetConfig
 from recsys_basis.models import ModelConfig
 from recsys_basis.row_optimizers import parse_row_optimizer
 from recsys_basis.row_optimizers.base import RowOptimizerConfig
+from recsys_basis.row_optimizers.by_table import TableRowOptimizer
 from recsys_basis.schema import Section
 from recsys_basis.training.runtime import RuntimeConfig
 from recsys_basis.training.schedule import ScheduleConfig
@@ -24,6 +25,8 @@ class TrainConfig(Section):
     model: ModelConfig
     embedding: EmbeddingConfig
     row_optimizer: SerializeAsAny[RowOptimizerConfig]
+    table_row_optimizers: Annotated[tuple[TableRowOptimizer, ...], Field(strict=False)]
+    """Tables that take another row optimizer than ``row_optimizer``."""
     dense_optimizer: SerializeAsAny[DenseOptimizerConfig]
     schedule: ScheduleConfig
     runtime: RuntimeConfig

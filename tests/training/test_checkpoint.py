@@ -160,6 +160,27 @@ def test_another_model_is_refused_key_by_key(override: str, key: str, saved: Pat
     assert key in refusal(saved, prepared, override)
 
 
+ADAM_FOR_C3 = "table_row_optimizers=[{tables: [C3], row_optimizer: adam}]"
+
+
+def test_another_rule_of_one_table_is_refused_by_its_name(saved: Path, prepared: Path) -> None:
+    with trained(prepared, ADAM_FOR_C3, steps=1) as trainable, pytest.raises(CheckpointError) as caught:
+        load_checkpoint(saved, trainable, IDENTITY)
+    assert "table_row_optimizers.C3" in str(caught.value) and "C4" not in str(caught.value)
+
+
+def test_what_a_table_takes_counts_not_how_it_was_said(prepared: Path, tmp_path: Path) -> None:
+    """One table apart, said by exception and by rule; learning rates may change."""
+    with trained(prepared, ADAM_FOR_C3) as trainable:
+        path = save_checkpoint(tmp_path, trainable, PROGRESS, IDENTITY)
+        expected = [bags.weights.clone() for bags in trainable.embedding_bags()]
+    others = "{tables: ['C[12456789]', C1?, C2?], row_optimizer: {base: basis, learning_rate: 0.3}}"
+    with trained(prepared, "row_optimizer=adam", f"table_row_optimizers=[{others}]", steps=1) as trainable:
+        load_checkpoint(path, trainable, IDENTITY)
+        for bags, weights in zip(trainable.embedding_bags(), expected, strict=True):
+            assert torch.equal(bags.weights, weights)
+
+
 def test_another_width_is_refused(saved: Path, prepared: Path) -> None:
     settings = ("embedding.embedding_dim=4", "model.dense_arch=[16,4]")
     assert "tables.C1.embedding_dim = 8, this run has 4" in refusal(saved, prepared, *settings)

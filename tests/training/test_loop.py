@@ -22,6 +22,7 @@ from recsys_basis.training.checkpoint import CheckpointError, list_checkpoints
 from recsys_basis.training.loop import Run, run_training
 from recsys_basis.training.spec import TrainConfig
 
+MIXED = "table_row_optimizers=[{tables: [C3, C1?], row_optimizer: adam}, {tables: [C12], row_optimizer: sgd}]"
 RULES = ["basis", "basis_literal", "adam", "partial_rowwise_adam", "rowwise_adagrad", "adagrad", "sgd"]
 
 
@@ -92,7 +93,7 @@ def run_until(config: TrainConfig, step: int, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    "overrides", [*((f"row_optimizer={rule}",) for rule in RULES), ("tower_average_decay=0.9",)]
+    "overrides", [*((f"row_optimizer={rule}",) for rule in RULES), ("tower_average_decay=0.9",), (MIXED,)]
 )
 def test_a_killed_run_resumes_bit_for_bit(
     overrides: tuple[str, ...], prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -111,6 +112,7 @@ TWO_RANKS = {
     "basis": ("row_optimizer=basis",),
     "adam": ("row_optimizer=adam",),
     "clipped": ("row_optimizer=basis", "max_gradient_norm=0.05"),
+    "mixed and clipped": (MIXED, "max_gradient_norm=0.05"),
     # 3,200 rows in batches of 3,199: the last batch has one row, and one rank has none.
     "dcnv2 and a rank without rows": (
         "model=dcnv2",
@@ -154,11 +156,16 @@ def test_clipping_acts(prepared: Path, tmp_path: Path) -> None:
 
 
 def test_fbgemm_kernel_gives_the_same_model(prepared: Path, tmp_path: Path) -> None:
-    for rule in ("rowwise_adagrad", "sgd"):
+    mixed = "table_row_optimizers=[{tables: [C3, C1?], row_optimizer: sgd}]"
+    for name, rule in (
+        ("rowwise_adagrad", ("row_optimizer=rowwise_adagrad",)),
+        ("sgd", ("row_optimizer=sgd",)),
+        ("both", ("row_optimizer=rowwise_adagrad", mixed)),
+    ):
         for kernel in ("torch", "fbgemm"):
-            settings = (f"row_optimizer={rule}", f"embedding.kernel={kernel}")
-            run_training(tiny_config(prepared, tmp_path / f"{rule}-{kernel}", *settings))
-        ours, theirs = (logits_of(tmp_path / f"{rule}-{kernel}") for kernel in ("torch", "fbgemm"))
+            settings = (*rule, f"embedding.kernel={kernel}")
+            run_training(tiny_config(prepared, tmp_path / f"{name}-{kernel}", *settings))
+        ours, theirs = (logits_of(tmp_path / f"{name}-{kernel}") for kernel in ("torch", "fbgemm"))
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
@@ -167,6 +174,8 @@ def test_fbgemm_kernel_gives_the_same_model(prepared: Path, tmp_path: Path) -> N
     [
         (("embedding.kernel=fbgemm", "row_optimizer=adam"), "no 'adam' on cpu"),
         (("embedding.kernel=fbgemm", "row_optimizer=basis"), "no 'basis' on cpu"),
+        (("embedding.kernel=fbgemm", "row_optimizer=sgd", MIXED), "no 'adam' on cpu"),
+        (("table_row_optimizers=[{tables: [C27], row_optimizer: adam}]",), "'C27' fits no table"),
         (("embedding.kernel=fbgemm", "row_optimizer=sgd", "max_gradient_norm=1.0"), "max_gradient_norm"),
         (("model.dense_arch=[16,4]",), "embedding_dim = 8"),
         (("model.over_arch=[16,2]",), "model.over_arch"),

@@ -40,12 +40,10 @@ class RowOptimizerSharder(EmbeddingBagCollectionSharder):
     learning_rate, …). Tables whose params are equal share a kernel.
     """
 
-    def __init__(
-        self, tables: tuple[Table, ...], fused_params_of_table: Mapping[str, dict[str, Any]]
-    ) -> None:
+    def __init__(self, tables: tuple[Table, ...], fused_params: Mapping[str, dict[str, Any]]) -> None:
         super().__init__()
         self.tables = tables
-        self.fused_params_of_table = fused_params_of_table
+        self.fused_params_of_table = fused_params
 
     def shard(
         self,

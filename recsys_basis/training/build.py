@@ -15,6 +15,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 
+from recsys_basis.by_table import choose_by_table
 from recsys_basis.dense_optimizers import create_dense_optimizer
 from recsys_basis.embeddings.bags import RowOptimizedEmbeddingBags
 from recsys_basis.embeddings.choice import choose_bags_kernel
@@ -28,7 +29,6 @@ from recsys_basis.ingest.columns import DENSE_COLUMNS
 from recsys_basis.ingest.manifest import Manifest
 from recsys_basis.models import create_model
 from recsys_basis.row_optimizers.base import RowOptimizerConfig
-from recsys_basis.row_optimizers.by_table import choose_row_optimizers
 from recsys_basis.schema import ConfigError
 from recsys_basis.tables import Table, count_partitions
 from recsys_basis.training.averaging import TowerAverage
@@ -144,7 +144,8 @@ def create_tables(config: TrainConfig, manifest: Manifest) -> tuple[Table, ...]:
 def row_optimizers_of(config: TrainConfig, tables: tuple[Table, ...]) -> dict[str, RowOptimizerConfig]:
     """The row optimizer of each table; raises ConfigError for entries that do not fit ``tables``."""
     names = [table.name for table in tables]
-    return choose_row_optimizers(config.row_optimizer, config.table_row_optimizers, names)
+    apart = config.table_row_optimizers or {}
+    return choose_by_table(config.row_optimizer, apart, names, "table_row_optimizers")
 
 
 def dense_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

@@ -160,7 +160,7 @@ def test_another_model_is_refused_key_by_key(override: str, key: str, saved: Pat
     assert key in refusal(saved, prepared, override)
 
 
-ADAM_FOR_C3 = "table_row_optimizers=[{tables: [C3], row_optimizer: adam}]"
+ADAM_FOR_C3 = "+table_row_optimizers.C3=adam"
 
 
 def test_another_rule_of_one_table_is_refused_by_its_name(saved: Path, prepared: Path) -> None:
@@ -174,8 +174,10 @@ def test_what_a_table_takes_counts_not_how_it_was_said(prepared: Path, tmp_path:
     with trained(prepared, ADAM_FOR_C3) as trainable:
         path = save_checkpoint(tmp_path, trainable, PROGRESS, IDENTITY)
         expected = [bags.weights.clone() for bags in trainable.embedding_bags()]
-    others = "{tables: ['C[12456789]', C1?, C2?], row_optimizer: {base: basis, learning_rate: 0.3}}"
-    with trained(prepared, "row_optimizer=adam", f"table_row_optimizers=[{others}]", steps=1) as trainable:
+    basis = "{base: basis, learning_rate: 0.3}"
+    others = f"table_row_optimizers={{C1: {basis}, C2: {basis}, C1?: {basis}, C2?: {basis}}}"
+    more = [f"+table_row_optimizers.C{number}={basis}" for number in range(4, 10)]
+    with trained(prepared, "row_optimizer=adam", others, *more, steps=1) as trainable:
         load_checkpoint(path, trainable, IDENTITY)
         for bags, weights in zip(trainable.embedding_bags(), expected, strict=True):
             assert torch.equal(bags.weights, weights)

@@ -22,7 +22,7 @@ from recsys_basis.training.checkpoint import CheckpointError, list_checkpoints
 from recsys_basis.training.loop import Run, run_training
 from recsys_basis.training.spec import TrainConfig
 
-MIXED = "table_row_optimizers=[{tables: [C3, C1?], row_optimizer: adam}, {tables: [C12], row_optimizer: sgd}]"
+MIXED = "table_row_optimizers={C3: adam, C1?: adam, C12: sgd}"
 RULES = ["basis", "basis_literal", "adam", "partial_rowwise_adam", "rowwise_adagrad", "adagrad", "sgd"]
 
 
@@ -156,7 +156,7 @@ def test_clipping_acts(prepared: Path, tmp_path: Path) -> None:
 
 
 def test_fbgemm_kernel_gives_the_same_model(prepared: Path, tmp_path: Path) -> None:
-    mixed = "table_row_optimizers=[{tables: [C3, C1?], row_optimizer: sgd}]"
+    mixed = "table_row_optimizers={C3: sgd, C1?: sgd}"
     for name, rule in (
         ("rowwise_adagrad", ("row_optimizer=rowwise_adagrad",)),
         ("sgd", ("row_optimizer=sgd",)),
@@ -175,7 +175,7 @@ def test_fbgemm_kernel_gives_the_same_model(prepared: Path, tmp_path: Path) -> N
         (("embedding.kernel=fbgemm", "row_optimizer=adam"), "no 'adam' on cpu"),
         (("embedding.kernel=fbgemm", "row_optimizer=basis"), "no 'basis' on cpu"),
         (("embedding.kernel=fbgemm", "row_optimizer=sgd", MIXED), "no 'adam' on cpu"),
-        (("table_row_optimizers=[{tables: [C27], row_optimizer: adam}]",), "'C27' fits no table"),
+        (("+table_row_optimizers.C27=adam",), "table_row_optimizers.C27 names no table"),
         (("embedding.kernel=fbgemm", "row_optimizer=sgd", "max_gradient_norm=1.0"), "max_gradient_norm"),
         (("model.dense_arch=[16,4]",), "embedding_dim = 8"),
         (("model.over_arch=[16,2]",), "model.over_arch"),

@@ -29,6 +29,7 @@ from recsys_basis.ingest.columns import DENSE_COLUMNS
 from recsys_basis.ingest.manifest import Manifest
 from recsys_basis.models import create_model
 from recsys_basis.row_optimizers.base import RowOptimizerConfig
+from recsys_basis.row_optimizers.basis.budget import solve_state_budgets
 from recsys_basis.schema import ConfigError
 from recsys_basis.tables import Table, count_partitions
 from recsys_basis.training.averaging import TowerAverage
@@ -142,10 +143,14 @@ def create_tables(config: TrainConfig, manifest: Manifest) -> tuple[Table, ...]:
 
 
 def row_optimizers_of(config: TrainConfig, tables: tuple[Table, ...]) -> dict[str, RowOptimizerConfig]:
-    """The row optimizer of each table; raises ConfigError for entries that do not fit ``tables``."""
+    """The row optimizer of each table, state budgets solved.
+
+    Raises ConfigError for a name that is no table's, and for a budget that cannot be met.
+    """
     names = [table.name for table in tables]
     apart = config.table_row_optimizers or {}
-    return choose_by_table(config.row_optimizer, apart, names, "table_row_optimizers")
+    chosen = choose_by_table(config.row_optimizer, apart, names, "table_row_optimizers")
+    return solve_state_budgets(chosen, tables)
 
 
 def dense_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

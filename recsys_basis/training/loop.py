@@ -30,6 +30,7 @@ from recsys_basis.training.costs import measure_costs
 from recsys_basis.training.data import open_row_groups
 from recsys_basis.training.evaluation import Evaluation, evaluate
 from recsys_basis.training.quiet import silence_known_warnings
+from recsys_basis.training.row_state import describe_row_state, summarize_row_state
 from recsys_basis.training.run_folder import RunFolder, refuse_used_folder
 from recsys_basis.training.runtime import Runtime, start_runtime
 from recsys_basis.training.spec import TrainConfig
@@ -91,6 +92,7 @@ class Run:
             self.progress = load_checkpoint(checkpoints[-1], self.trainable, self._identity())
             self._say(f"resumed from {checkpoints[-1]} at step {self.progress.step}")
         self.folder.start(self.progress.step)
+        self._report_row_state()
         if self.config.embedding.kernel == "auto":
             rules = dict.fromkeys(each.rule for each in self.trainable.row_optimizer_of_table.values())
             for words in dict.fromkeys(describe_choice(rule, self.runtime.device.type) for rule in rules):
@@ -244,6 +246,12 @@ class Run:
             disable=not self.runtime.is_main or self.on_rows is not None,
             mininterval=0.5,
         )
+
+    def _report_row_state(self) -> None:
+        described = describe_row_state(self.trainable)
+        self.folder.write_row_state(described)
+        for words in summarize_row_state(self.trainable, described):
+            self._say(words)
 
     def _kept(self) -> str:
         checkpoints = list_checkpoints(self.folder.checkpoints)

@@ -28,6 +28,7 @@ README = """\
 |---|---|
 | config.yaml | the resolved config: every key that decided this run |
 | environment.json | versions, machine, threads, git commit, command |
+| row_state.json | rule, rows, bucket rows and bytes of optimizer state of each table |
 | metrics.jsonl | one JSON object a line: training loss at intervals, evaluations |
 | tensorboard/ | the same as curves: `tensorboard --logdir tensorboard` |
 | checkpoints/ | the newest two checkpoints; `resume=auto` continues from the last |
@@ -70,6 +71,11 @@ class RunFolder:
         for name, value in values.items():
             if value is not None:
                 self._board.add_scalar(f"{kind}/{name}", value, step)
+
+    def write_row_state(self, described: dict[str, dict[str, Any]]) -> None:
+        """row_state.json: what ``describe_row_state`` found."""
+        if self._writes:
+            write_json(self.path / "row_state.json", described)
 
     def write_predictions(self, label: torch.Tensor, logit: torch.Tensor) -> None:
         """label [n] int8 and logit [n] float32 of all evaluated rows."""

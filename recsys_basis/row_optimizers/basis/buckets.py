@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import torch
 
 from recsys_basis.row_optimizers.basis.spec import BasisConfig
+from recsys_basis.schema import ConfigError
 from recsys_basis.tables import Table, TableShard
 
 NUM_KEYS = {"balanced": 4, "murmur3": 1, "double": 2, "modulo": 0}
@@ -93,9 +94,17 @@ class PartitionSizes:
 
     @classmethod
     def of(cls, table: Table, config: BasisConfig) -> PartitionSizes:
-        """h is rounded up from H / P, and leaves the shared places of a partition at least one bucket."""
+        """h is rounded up from H / P, and leaves the shared places of a partition at least one bucket.
+
+        Raises ConfigError while a state budget is not solved: it is of several tables (``budget.py``).
+        """
         places = table.rows_per_partition
-        buckets = max(1, int(places / config.rows_per_bucket))
+        if config.bucket_rows is not None:
+            buckets = min(places, max(1, config.bucket_rows // table.num_partitions))
+        elif config.rows_per_bucket is not None:
+            buckets = max(1, int(places / config.rows_per_bucket))
+        else:
+            raise ConfigError("state_budget is of all tables together: solve_state_budgets comes first")
         most_private = buckets if buckets == places else buckets - 1
         wanted = -(-config.head_rows // table.num_partitions) or round(config.head_bucket_share * buckets)
         return cls(places, buckets, min(wanted, most_private))

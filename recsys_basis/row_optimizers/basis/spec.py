@@ -78,8 +78,13 @@ class BasisConfig(RowOptimizerConfig):
     scalar_max: Annotated[float, Field(ge=1.0)]
     """s_max of step 1."""
 
-    rows_per_bucket: Annotated[float, Field(ge=1.0)]
+    rows_per_bucket: Annotated[float, Field(ge=1.0)] | None
     """N / K; every partition has at least one bucket."""
+    bucket_rows: Annotated[int, Field(ge=1)] | None
+    """K of each table, instead; rounded down to a multiple of P, and never more than N."""
+    state_budget: Annotated[str, Field(pattern=r"^\d+(\.\d+)? ?(%|[kMGT]?i?B)$")] | None
+    """Bytes of state of all tables under this section together, instead: 200MB, 1.5GiB, or 2% of the moments
+    that Adam would keep (``budget.py``)."""
     head_rows: Annotated[int, Field(ge=0)]
     """H: ids of each table with a bucket of their own, rounded up to a multiple of P."""
     head_bucket_share: Annotated[float, Field(ge=0.0, le=1.0)]
@@ -90,6 +95,11 @@ class BasisConfig(RowOptimizerConfig):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
+        if sum(each is not None for each in (self.rows_per_bucket, self.bucket_rows, self.state_budget)) != 1:
+            raise ValueError(
+                "rows_per_bucket, bucket_rows and state_budget each say how many bucket rows there are: give "
+                "one of them, and set the others to null"
+            )
         if self.head_rows > 0 and self.head_bucket_share > 0:
             raise ValueError(
                 "head_rows and head_bucket_share both say how many rows are private: set one to 0"

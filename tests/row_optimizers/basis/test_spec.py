@@ -35,6 +35,12 @@ from recsys_basis.schema import ConfigError
         ("scalar_min", 1.5),
         ("scalar_max", 0.5),
         ("rows_per_bucket", 0.5),
+        ("bucket_rows", 0),
+        ("bucket_rows", 2.5),
+        ("state_budget", 200),
+        ("state_budget", "200"),
+        ("state_budget", "-1MB"),
+        ("state_budget", "two %"),
         ("head_rows", -1),
         ("head_rows", 2.5),
         ("head_bucket_share", 1.5),
@@ -52,6 +58,9 @@ def test_a_bad_value_is_refused_by_its_key(key: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"bucket_rows": 5}, ["rows_per_bucket", "bucket_rows", "state_budget"]),
+        ({"state_budget": "2%"}, ["rows_per_bucket", "bucket_rows", "state_budget"]),
+        ({"rows_per_bucket": None}, ["rows_per_bucket", "bucket_rows", "state_budget"]),
         ({"head_rows": 5, "head_bucket_share": 0.5}, ["head_rows", "head_bucket_share"]),
         ({"direction": "head_momentum"}, ["head_rows", "head_bucket_share"]),
         ({"signed": True}, ["signed", "momentum", "hypergradient"]),

@@ -34,20 +34,18 @@ class RowFusedOptimizer(FusedOptimizer):
         process_group: dist.ProcessGroup | None,
     ) -> None:
         self.bags = bags
-        params: dict[str, torch.Tensor] = {}
-        state: dict[Any, dict[str, Any]] = {}
-        weights = dict(zip((table.name for table in tables), bags.split_embedding_weights(), strict=True))
-        for table in tables:
-            params[f"{table.name}.weight"] = weights[table.name]
-            state[weights[table.name]] = {}
-        by_name = {table.name: table for table in tables}
-        for table_state in bags.row_optimizer.table_states():
-            entry: Any = table_state.tensor
-            if table_state.per != "table":
-                entry = _as_sharded_tensor(table_state, by_name[table_state.table], process_group)
-            state[weights[table_state.table]][f"{table_state.table}.{table_state.name}"] = entry
+        self._tables = {table.name: table for table in tables}
+        self._process_group = process_group
+        self._weights = dict(zip(self._tables, bags.split_embedding_weights(), strict=True))
+        params = {f"{name}.weight": weight for name, weight in self._weights.items()}
         group = {"params": list(params.values()), "lr": bags.learning_rate}
-        super().__init__(params, state, [group])
+        super().__init__(params, {weight: {} for weight in params.values()}, [group])
+        self._expose_state()
+
+    def grow(self, step: int) -> None:
+        """Give state the size that it has after ``step`` steps of a run."""
+        if self.bags.grow(step):
+            self._expose_state()
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Before forward: hand the scheduled learning rate to the kernel."""
@@ -56,6 +54,13 @@ class RowFusedOptimizer(FusedOptimizer):
     def step(self, closure: Any = None) -> None:
         """After backward: apply held gradients, if gradient clipping holds them."""
         self.bags.apply_held()
+
+    def _expose_state(self) -> None:
+        for state in self.bags.row_optimizer.table_states():
+            entry: Any = state.tensor
+            if state.per != "table":
+                entry = _as_sharded_tensor(state, self._tables[state.table], self._process_group)
+            self.state[self._weights[state.table]][f"{state.table}.{state.name}"] = entry
 
 
 def local_tensors(value: Any) -> list[Any]:

@@ -71,12 +71,17 @@ class Trainable:
         if self.tower_average is not None:
             self.tower_average.update()
 
+    def grow(self, step: int) -> None:
+        """Give rows' optimizer state the size that it has after ``step`` steps, where it grows."""
+        for optimizer in _fused_optimizers(self.row_optimizer):
+            optimizer.grow(step)
+
     def dense_parameters(self) -> list[nn.Parameter]:
         return [parameter for _, parameter in dense_parameters(self.model)]
 
     def embedding_bags(self) -> list[RowOptimizedEmbeddingBags]:
         """Our kernels on this rank; none under FBGEMM."""
-        return list(_bags_of(self.row_optimizer))
+        return [optimizer.bags for optimizer in _fused_optimizers(self.row_optimizer)]
 
 
 def build(config: TrainConfig, manifest: Manifest, runtime: Runtime) -> Trainable:
@@ -117,13 +122,13 @@ def build(config: TrainConfig, manifest: Manifest, runtime: Runtime) -> Trainabl
     )
 
 
-def _bags_of(optimizer: KeyedOptimizer) -> Iterator[RowOptimizedEmbeddingBags]:
-    """Bags behind a tree of fused optimizers; ``model.modules()`` does not reach TorchRec's lookups."""
+def _fused_optimizers(optimizer: KeyedOptimizer) -> Iterator[RowFusedOptimizer]:
+    """Those of our kernels in TorchRec's tree; ``model.modules()`` does not reach the bags in its lookups."""
     if isinstance(optimizer, CombinedOptimizer):
         for _, inner in optimizer.optimizers:
-            yield from _bags_of(inner)
+            yield from _fused_optimizers(inner)
     elif isinstance(optimizer, RowFusedOptimizer):
-        yield optimizer.bags
+        yield optimizer
 
 
 def create_tables(config: TrainConfig, manifest: Manifest) -> tuple[Table, ...]:

@@ -123,6 +123,8 @@ def load_checkpoint(path: Path, trainable: Trainable, identity: dict[str, Any]) 
         if _sha256(path / name) != checksum:
             raise CheckpointError(f"{path / name} is damaged (its checksum differs); use an older checkpoint")
     reader = SafeReader(path)
+    progress = parse_section(Progress, record["progress"], where="progress")
+    trainable.grow(progress.step)
     state = _state(trainable)
     dense_keys = _dense_state_from_metadata(reader.read_metadata())
     state = {
@@ -134,7 +136,7 @@ def load_checkpoint(path: Path, trainable: Trainable, identity: dict[str, Any]) 
         reasons = "; ".join(str(wrapped[0]) for wrapped in error.failures.values())
         raise CheckpointError(f"{path}: its tensors cannot be loaded: {reasons}") from error
     _load_dense_optimizer(trainable, dense_keys)
-    return parse_section(Progress, record["progress"], where="progress")
+    return progress
 
 
 class SafeReader(dcp.FileSystemReader):

@@ -22,6 +22,7 @@ from recsys_basis.errors import NonFiniteError
 from recsys_basis.ingest.manifest import Manifest
 from recsys_basis.metrics.jitter import JITTER_STEPS, loss_jitter
 from recsys_basis.metrics.resources import RowMeter
+from recsys_basis.row_optimizers.basis import BasisConfig
 from recsys_basis.schema import ConfigError
 from recsys_basis.training.build import Trainable, build
 from recsys_basis.training.checkpoint import Progress, list_checkpoints, load_checkpoint, save_checkpoint
@@ -83,6 +84,12 @@ class Run:
                 f"schedule.warmup_steps = {self.config.schedule.warmup_steps} would not end within the "
                 f"{self.num_steps} steps of this run"
             )
+        for config in self.trainable.row_optimizer_of_table.values():
+            if isinstance(config, BasisConfig) and max(config.grow_at, default=0) >= self.num_steps:
+                raise ConfigError(
+                    f"row_optimizer.grow_at = {list(config.grow_at)}: growth must come before the end of the "
+                    f"{self.num_steps} steps of this run"
+                )
         self.speed = RowMeter(WARMUP_STEPS)
 
     def resume(self) -> None:
@@ -141,6 +148,7 @@ class Run:
         except NonFiniteError as error:
             raise NonFiniteError(f"step {step}: {error}; lower the learning rates. {self._kept()}") from error
         self.trainable.finish_step()
+        self.trainable.grow(step + 1)
         return float(loss.detach()) / self.runtime.world_size
 
     def finish(self) -> dict[str, Any] | None:
@@ -148,6 +156,7 @@ class Run:
         evaluation = self.evaluate()
         self._save()
         costs = measure_costs(self.trainable, self.speed)
+        self.folder.write_row_state(describe_row_state(self.trainable))  # it may have grown
         jitter = self._jitter()
         if evaluation is None:
             return None

@@ -83,8 +83,8 @@ def shared_section(config: BasisConfig, ratio: float) -> BasisConfig:
 
 
 def state_bytes(config: BasisConfig, table: Table) -> int:
-    """Bytes of state of the whole ``table``: the bytes of one entry of each state, times its entries."""
-    sizes = PartitionSizes.of(table, config)
+    """Bytes of state of the whole ``table``, fully grown: of one entry of each state, times its entries."""
+    sizes = PartitionSizes.of(table, config, len(config.grow_at))
     total = 0
     for name, (per, entry_bytes) in _entries(exact_section(config), table.embedding_dim).items():
         if per == "row":

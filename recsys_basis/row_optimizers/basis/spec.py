@@ -20,6 +20,11 @@ rows. V^ and M^ are V / (1 - beta2^t) and M / (1 - beta1^t). With ``hash=double`
 and counts once in each: its V^ is the elementwise smaller, its M^ the mean of the two (once if they
 coincide). eta is this step's learning rate.
 
+After each of the steps ``grow_at``, the shared bucket rows of a table double (K - H to 2 (K - H)), and the
+two children of a bucket row inherit its V, M and t. Every hash is a number of the row, drawn once, modulo
+the shared bucket rows, so a row of bucket b moves to b or to b + K - H: to a child of the bucket it was in.
+What a row reads is then what it was; a row alone in its bucket stays private, and scalars are no bucket's.
+
 One step, for the distinct rows i of a batch with summed gradients g_i [D]; b = h(i)
 -------------------------------------------------------------------------------------
 1. scalar=hypergradient (Baydin et al., "Online Learning Rate Adaptation with Hypergradient Descent",
@@ -85,6 +90,9 @@ class BasisConfig(RowOptimizerConfig):
     state_budget: Annotated[str, Field(pattern=r"^\d+(\.\d+)? ?(%|[kMGT]?i?B)$")] | None
     """Bytes of state of all tables under this section together, instead: 200MB, 1.5GiB, or 2% of the moments
     that Adam would keep (``budget.py``)."""
+    grow_at: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False)]
+    """Ascending numbers of steps of the run; after each, shared bucket rows double, where a table then has no
+    more of them than rows."""
     head_rows: Annotated[int, Field(ge=0)]
     """H: ids of each table with a bucket of their own, rounded up to a multiple of P."""
     head_bucket_share: Annotated[float, Field(ge=0.0, le=1.0)]
@@ -100,6 +108,8 @@ class BasisConfig(RowOptimizerConfig):
                 "rows_per_bucket, bucket_rows and state_budget each say how many bucket rows there are: give "
                 "one of them, and set the others to null"
             )
+        if list(self.grow_at) != sorted(set(self.grow_at)):
+            raise ValueError(f"grow_at = {list(self.grow_at)}: steps must ascend")
         if self.head_rows > 0 and self.head_bucket_share > 0:
             raise ValueError(
                 "head_rows and head_bucket_share both say how many rows are private: set one to 0"

@@ -166,6 +166,17 @@ def test_the_bytes_foreseen_are_those_of_live_state(name: str, options: dict[str
         assert state_bytes(config, table) == live_bytes(config, table)
 
 
+def test_a_budget_holds_when_all_has_grown() -> None:
+    tables = [Table("large", 4000, 4, 2), Table("small", 9, 4, 1)]
+    solved = solve_state_budget(config_of("30%", grow_at=[3, 8]), tables)
+    grown = 0
+    for table in tables:
+        optimizer = create_row_optimizer(solved[table.name], [TableShard.whole(table)])
+        assert optimizer.grow(8)
+        grown += optimizer.state_bytes()
+    assert 0.98 * parse_budget("30%", tables) < grown <= parse_budget("30%", tables)
+
+
 def test_an_unsolved_budget_makes_no_row_optimizer() -> None:
     with pytest.raises(ConfigError, match="state_budget"):
         create_row_optimizer(config_of("1MB"), [TableShard.whole(Table("a", 100, 8, 1))])

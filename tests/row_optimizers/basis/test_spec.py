@@ -41,6 +41,8 @@ from recsys_basis.schema import ConfigError
         ("state_budget", "200"),
         ("state_budget", "-1MB"),
         ("state_budget", "two %"),
+        ("grow_at", [0]),
+        ("grow_at", 5),
         ("head_rows", -1),
         ("head_rows", 2.5),
         ("head_bucket_share", 1.5),
@@ -58,6 +60,8 @@ def test_a_bad_value_is_refused_by_its_key(key: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"grow_at": [5, 3]}, ["grow_at = [5, 3]", "ascend"]),
+        ({"grow_at": [3, 3]}, ["grow_at = [3, 3]", "ascend"]),
         ({"bucket_rows": 5}, ["rows_per_bucket", "bucket_rows", "state_budget"]),
         ({"state_budget": "2%"}, ["rows_per_bucket", "bucket_rows", "state_budget"]),
         ({"rows_per_bucket": None}, ["rows_per_bucket", "bucket_rows", "state_budget"]),

@@ -10,13 +10,16 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from sklearn.metrics import log_loss, roc_auc_score
+from support.kernels import require_kernels
 from support.ranks import run_ranks
 from support.tiny import tiny_config
 
 from recsys_basis.errors import NonFiniteError
 from recsys_basis.ingest.errors import DataError
 from recsys_basis.ingest.manifest import Manifest
+from recsys_basis.kernels.rules import RULES as RULES_IN_CPP
 from recsys_basis.metrics.click import OneClassError
+from recsys_basis.row_optimizers.sgd import SGD
 from recsys_basis.schema import ConfigError
 from recsys_basis.training.checkpoint import CheckpointError, list_checkpoints
 from recsys_basis.training.loop import Run, run_training
@@ -194,6 +197,21 @@ def test_settings_that_do_not_fit_are_refused(
     with pytest.raises(ConfigError, match=words):
         run_training(tiny_config(prepared, tmp_path / "run", *settings))
     assert not (tmp_path / "run").exists()
+
+
+def test_auto_takes_a_kernel_for_each_rule_and_says_so(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    require_kernels()
+    monkeypatch.delitem(RULES_IN_CPP, SGD)
+    settings = ("row_optimizer=adam", "+table_row_optimizers.C3=sgd")
+    run_training(tiny_config(prepared, tmp_path / "run", *settings))
+    words = capsys.readouterr().out
+    assert (
+        "auto: the C++ kernels" in words and "auto: plain PyTorch, since row_optimizer.rule = 'sgd'" in words
+    )
+    with pytest.raises(ConfigError, match=r"row_optimizer\.rule = 'sgd' has no C\+\+ kernel"):
+        run_training(tiny_config(prepared, tmp_path / "other", *settings, "embedding.kernel=cpp"))
 
 
 def test_dcnv2_and_mean_pooling_train(prepared: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,18 @@ def test_a_budget_that_cannot_be_met_stops_before_training(prepared: Path, tmp_p
     with pytest.raises(ConfigError, match=r"state_budget = 1kB is 1,000 bytes.* at least"):
         run_training(tiny_config(prepared, tmp_path / "run", *SETTINGS, "row_optimizer.state_budget=1kB"))
     assert not (tmp_path / "run").exists()
+
+
+def test_what_has_grown_is_told_at_the_end(prepared: Path, tmp_path: Path) -> None:
+    """Each table doubles twice, as far as it has rows; the numbers of rows stay."""
+    described = []
+    for name, grow_at in (("fixed", "[]"), ("growing", "[3,24]")):
+        settings = ("row_optimizer.rows_per_bucket=50", f"row_optimizer.grow_at={grow_at}")
+        run_training(tiny_config(prepared, tmp_path / name, *settings))
+        described.append(json.loads((tmp_path / name / "row_state.json").read_text()))
+    for table, fixed in described[0].items():
+        grown = described[1][table]
+        factor = grown["state_rows"]["second_moment"] / fixed["state_rows"]["second_moment"]
+        assert factor == (4 if fixed["rows"] >= 50 else min(4, 2 ** int(math.log2(fixed["rows"])))), table
+        assert grown["state_rows"]["updates"] == grown["state_rows"]["second_moment"]
+        assert (grown["rows"], grown["state_rows"]["energy"]) == (fixed["rows"], fixed["rows"])

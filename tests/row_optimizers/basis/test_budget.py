@@ -125,6 +125,16 @@ def test_small_tables_are_exact_and_the_others_share_one_ratio() -> None:
     assert all(each.state_budget is None for each in solved.values())
 
 
+@pytest.mark.parametrize(("bucket_rows", "exact"), [(4990, False), (5020, False), (5060, True)])
+def test_no_bytes_wait_for_a_table_to_become_exact(bucket_rows: int, exact: bool) -> None:
+    """50 rows are 1 % of 5,000 bucket rows, but private ones cost 47 bucket rows more than shared ones."""
+    tables = [Table("large", 100_000, 16, 8), Table("small", 50, 16, 1)]
+    budget = 4 * 100_050 + 68 * bucket_rows
+    solved = solve_state_budget(config_of(f"{budget}B"), tables)
+    assert is_exact(solved["small"], tables[1]) == exact
+    assert 0 <= budget - total(solved, tables) < 68 * 9  # a bucket row for each of nine partitions
+
+
 def test_all_is_exact_where_the_budget_suffices() -> None:
     tables = [Table("large", 1000, 4, 2), Table("small", 9, 4, 1)]
     solved = solve_state_budget(config_of("1GB", hash="murmur3"), tables)

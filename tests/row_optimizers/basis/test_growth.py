@@ -133,12 +133,21 @@ def test_children_take_the_rows_of_their_parent_and_part(hash_name: str) -> None
         assert len(large.of_rows(rows).first.unique()) > len(small.of_rows(rows).first.unique())
 
 
-def test_a_table_never_has_more_bucket_rows_than_rows() -> None:
-    table = Table("site", 100, 1, 1)
-    sizes = [
-        PartitionSizes.of(table, config_of("murmur3", head_rows=3), each).num_buckets for each in range(7)
-    ]
-    assert sizes == [6, 9, 15, 27, 51, 99, 99]  # 3 private, 97 places share the others
+@pytest.mark.parametrize(
+    ("num_ids", "options", "expected"),
+    [
+        (100, {"head_rows": 3}, [6, 9, 15, 27, 51, 99, 99]),  # 3 private, 97 places share the others
+        (10, {"rows_per_bucket": 2.0}, [5, 10, 10]),
+        (9, {"rows_per_bucket": 1.5, "head_rows": 2}, [6, 6]),  # 7 places have 4 buckets, not 8
+        (9, {"rows_per_bucket": 1.0, "head_bucket_share": 1.0}, [9, 9]),
+    ],
+)
+def test_no_partition_has_more_shared_buckets_than_places(
+    num_ids: int, options: dict[str, Any], expected: list[int]
+) -> None:
+    table, config = Table("site", num_ids, 1, 1), config_of("murmur3", **options)
+    sizes = [PartitionSizes.of(table, config, doublings) for doublings in range(len(expected))]
+    assert [size.num_buckets for size in sizes] == expected
 
 
 @every_form

@@ -32,7 +32,8 @@ def train_config(*overrides: str) -> TrainConfig:
 
 @pytest.mark.parametrize(
     "option",
-    options("dataset", "model", "embedding", "row_optimizer", "dense_optimizer", "schedule", "experiment"),
+    options("dataset", "model", "embedding", "row_optimizer", "row_optimizer/clip")
+    + options("dense_optimizer", "schedule", "experiment"),
 )
 def test_every_option_composes_and_validates(option: str) -> None:
     config = train_config(option, *NEEDS.get(option, []))
@@ -139,3 +140,9 @@ def test_bad_comparisons_are_refused(changes: dict[str, object], reason: str) ->
     values = compose_job("compare", [])["comparison"] | changes
     with pytest.raises(ConfigError, match=reason):
         parse_section(ComparisonConfig, values, where="comparison")
+
+
+def test_a_clip_is_chosen_beside_the_rule_and_reaches_it() -> None:
+    clip = train_config("row_optimizer=adam", "row_optimizer/clip=cowclip").row_optimizer.clip
+    assert clip.cowclip_ratio == 1.0
+    assert train_config("row_optimizer.clip.max_norm=0.5").row_optimizer.clip.max_norm == 0.5

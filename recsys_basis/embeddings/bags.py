@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from recsys_basis.embeddings.cpp_lookup import CppLookup
-from recsys_basis.embeddings.features import Bags, Features, Pooling
+from recsys_basis.embeddings.features import Bags, Features, Pooling, RowGradients
 from recsys_basis.embeddings.spec import BagsKernel
 from recsys_basis.embeddings.torch_lookup import TorchLookup
 from recsys_basis.errors import NonFiniteError
@@ -30,7 +30,7 @@ class RowOptimizedEmbeddingBags(nn.Module):
     row_optimizer       which rule updates the rows, and its settings
     pooling             "sum", or "mean": the sum divided by the number of ids in the bag
                         (also with per-sample weights, as TorchRec's table-wise sharding does)
-    hold_gradients      False: rows change inside backward. True: backward leaves (rows, gradients)
+    hold_gradients      False: rows change inside backward. True: backward leaves their gradients
                         in ``held`` until ``apply_held``, so that a norm over all gradients can be
                         taken first
     kernel              "torch", or "cpp": the compiled kernels, on a CPU, for rules that have one
@@ -52,7 +52,8 @@ class RowOptimizedEmbeddingBags(nn.Module):
         self.row_optimizer = create_row_optimizer(row_optimizer, shards, device)
         self.learning_rate = row_optimizer.learning_rate
         self.hold_gradients = hold_gradients
-        self.held: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.held: RowGradients | None = None
+        self.clip = row_optimizer.clip
         self.embedding_dim = self.row_optimizer.embedding_dim
         # A plain tensor: as a Parameter it would ask autograd for a gradient of table size.
         self.weights = torch.empty(self.row_optimizer.num_rows, self.embedding_dim, device=device)
@@ -77,21 +78,20 @@ class RowOptimizedEmbeddingBags(nn.Module):
         )
         return pooled
 
-    def receive(self, rows: torch.Tensor, gradients: torch.Tensor, finite: bool) -> None:
-        """Take one summed gradient [U, D] for each distinct row [U]; update now, or hold."""
-        if not finite:
-            raise NonFiniteError(f"table {self._table_of_first_bad(rows, gradients)}: non-finite gradient")
+    def receive(self, gradients: RowGradients) -> None:
+        """Take one summed gradient for each distinct row; update now, or hold."""
+        if not gradients.finite:
+            raise NonFiniteError(f"table {self._table_of_first_bad(gradients)}: non-finite gradient")
         if self.hold_gradients:
-            self.held = (rows, gradients)
+            self.held = gradients
         else:
-            self._update(rows, gradients)
+            self._update(gradients)
 
     def apply_held(self) -> None:
         """Apply the gradients that backward held, if any."""
         if self.held is not None:
-            rows, gradients = self.held
-            self.held = None
-            self._update(rows, gradients)
+            gradients, self.held = self.held, None
+            self._update(gradients)
 
     def grow(self, step: int) -> bool:
         """Give optimizer state the size that it has after ``step`` steps; whether that is another one."""
@@ -104,11 +104,15 @@ class RowOptimizedEmbeddingBags(nn.Module):
         """For each shard, its rows [num_rows, D] as a view of live memory."""
         return list(self.weights.split([shard.num_rows for shard in self.row_optimizer.shards]))
 
-    def _update(self, rows: torch.Tensor, gradients: torch.Tensor) -> None:
-        self.lookup.update(self.row_optimizer, self.weights, rows, gradients, self.learning_rate)
+    def _update(self, gradients: RowGradients) -> None:
+        if self.clip.is_on:
+            self.lookup.clip(self.clip, self.weights, gradients)
+        self.lookup.update(
+            self.row_optimizer, self.weights, gradients.rows, gradients.sums, self.learning_rate
+        )
 
-    def _table_of_first_bad(self, rows: torch.Tensor, gradients: torch.Tensor) -> str:
-        bad = ~torch.isfinite(gradients.square().sum(1))
+    def _table_of_first_bad(self, gradients: RowGradients) -> str:
+        rows, bad = gradients.rows, ~torch.isfinite(gradients.sums.square().sum(1))
         row = int(rows[bad][0]) if bad.any() else int(rows[0])
         index = max(i for i, start in enumerate(self.row_optimizer.row_starts) if start <= row)
         return self.row_optimizer.shards[index].table.name
@@ -141,5 +145,5 @@ class _LookupAndUpdate(torch.autograd.Function):
         weight_gradient = None
         if ctx.needs_input_grad[1]:  # with the weights that forward saw, so before the update
             weight_gradient = module.lookup.per_sample_gradient(gradient, module.weights, bags)
-        module.receive(*module.lookup.sum_by_row(gradient, bags))
+        module.receive(module.lookup.sum_by_row(gradient, bags, module.clip.needs_counts))
         return None, weight_gradient, None, None, None

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from recsys_basis.embeddings.features import Bags, Features
+from recsys_basis.embeddings.features import Bags, Features, RowGradients
 from recsys_basis.kernels import rules
 from recsys_basis.kernels.extension import load
 from recsys_basis.row_optimizers.base import RowOptimizer
+from recsys_basis.row_optimizers.clipping import RowClip
 
 
 class CppLookup:
@@ -38,10 +39,11 @@ class CppLookup:
             raise self.features.out_of_range(bag // batch_size, int(bags.indices[wrong]))
         return pooled
 
-    def sum_by_row(self, gradient: torch.Tensor, bags: Bags) -> tuple[torch.Tensor, torch.Tensor, bool]:
+    def sum_by_row(self, gradient: torch.Tensor, bags: Bags, with_counts: bool) -> RowGradients:
         """As ``TorchLookup.sum_by_row``, reading ``gradient`` where it is."""
-        rows, sums, finite = load().sum_by_row(gradient=_plain(gradient), **self._of(bags))
-        return rows, sums, finite
+        return RowGradients(
+            *load().sum_by_row(gradient=_plain(gradient), with_counts=with_counts, **self._of(bags))
+        )
 
     def per_sample_gradient(self, gradient: torch.Tensor, weights: torch.Tensor, bags: Bags) -> torch.Tensor:
         """As ``TorchLookup.per_sample_gradient``."""
@@ -50,6 +52,19 @@ class CppLookup:
             gradient=_plain(gradient), weights=weights, result=result, **self._of(bags)
         )
         return result
+
+    def clip(self, clip: RowClip, weights: torch.Tensor, gradients: RowGradients) -> None:
+        """As ``TorchLookup.clip``."""
+        load().clip_rows(
+            weights=weights,
+            rows=gradients.rows,
+            gradients=gradients.sums,
+            counts=gradients.counts,
+            max_norm=clip.max_norm,
+            cowclip_ratio=clip.cowclip_ratio,
+            cowclip_min_norm=clip.cowclip_min_norm,
+            threads=torch.get_num_threads(),
+        )
 
     def update(
         self,

@@ -33,6 +33,11 @@ def fbgemm_fused_params(config: RowOptimizerConfig, device_type: str) -> dict[st
         raise ConfigError(
             "embedding.kernel = fbgemm takes no decoupled row_optimizer.weight_decay: set it to 0"
         )
+    if config.clip.is_on:
+        raise ConfigError(
+            "embedding.kernel = fbgemm does not clip rows' gradients: choose row_optimizer/clip=none, or "
+            "embedding.kernel=auto"
+        )
     values = config.model_dump()
     names = ("learning_rate", "eps", "beta1", "beta2")
     params = {name: values[name] for name in names if name in values}

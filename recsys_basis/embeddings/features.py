@@ -64,3 +64,19 @@ class Bags:
     indices: torch.Tensor
     offsets: torch.Tensor
     per_sample_weights: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class RowGradients:
+    """What a batch's backward leaves for its U distinct rows.
+
+    rows    [U] int64, ascending group rows
+    sums    [U, D] float32, the gradient of each, duplicates summed
+    finite  whether the sum of all squares of ``sums`` is: they enter every second moment
+    counts  [U] int64, how many ids of the batch each row was; None where nobody asks
+    """
+
+    rows: torch.Tensor
+    sums: torch.Tensor
+    finite: bool
+    counts: torch.Tensor | None

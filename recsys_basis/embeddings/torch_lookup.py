@@ -8,8 +8,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from recsys_basis.embeddings.features import Bags, Features
+from recsys_basis.embeddings.features import Bags, Features, RowGradients
 from recsys_basis.row_optimizers.base import RowOptimizer
+from recsys_basis.row_optimizers.clipping import RowClip, clip_rows
 from recsys_basis.segments import Segments
 
 
@@ -39,21 +40,22 @@ class TorchLookup:
         by_feature = pooled.view(num_features, batch_size, width)
         return by_feature.transpose(0, 1).reshape(batch_size, num_features * width)
 
-    def sum_by_row(self, gradient: torch.Tensor, bags: Bags) -> tuple[torch.Tensor, torch.Tensor, bool]:
-        """Distinct rows [U] int64, the gradient [U, D] of each, and whether the sum of its squares is finite.
-
-        ``gradient`` [B, F * D] is that of the pooled vectors.
-        """
+    def sum_by_row(self, gradient: torch.Tensor, bags: Bags, with_counts: bool) -> RowGradients:
+        """The gradient of each distinct row, from ``gradient`` [B, F * D] of the pooled vectors."""
         segments = Segments.of(self._rows(bags))
         by_bag, bag_of_item = self._by_bag(gradient, bags)
         sums = segments.sum(by_bag, bag_of_item, bags.per_sample_weights)
-        # The squares enter every second moment: their sum is finite only if all of them are.
-        return segments.keys, sums, bool(torch.isfinite(sums.square().sum()))
+        finite = bool(torch.isfinite(sums.square().sum()))
+        return RowGradients(segments.keys, sums, finite, segments.counts if with_counts else None)
 
     def per_sample_gradient(self, gradient: torch.Tensor, weights: torch.Tensor, bags: Bags) -> torch.Tensor:
         """Gradient [L] of the per-sample weights."""
         by_bag, bag_of_item = self._by_bag(gradient, bags)
         return (by_bag[bag_of_item] * weights[self._rows(bags)]).sum(1)
+
+    def clip(self, clip: RowClip, weights: torch.Tensor, gradients: RowGradients) -> None:
+        """Shorten ``gradients.sums`` in place; weights [R, D]."""
+        clip_rows(clip, weights.index_select(0, gradients.rows), gradients.sums, gradients.counts)
 
     def update(
         self,

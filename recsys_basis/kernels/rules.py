@@ -12,13 +12,16 @@ from typing import Any
 import torch
 
 from recsys_basis.kernels.extension import load
+from recsys_basis.row_optimizers.adafactor import Adafactor
 from recsys_basis.row_optimizers.adagrad import Adagrad
 from recsys_basis.row_optimizers.adam import Adam
 from recsys_basis.row_optimizers.base import RowOptimizer
 from recsys_basis.row_optimizers.basis import Basis
+from recsys_basis.row_optimizers.count_sketch_adam import CountSketchAdam
 from recsys_basis.row_optimizers.partial_rowwise_adam import PartialRowwiseAdam
 from recsys_basis.row_optimizers.rowwise_adagrad import RowwiseAdagrad
 from recsys_basis.row_optimizers.sgd import SGD
+from recsys_basis.row_optimizers.sm3 import SM3
 
 
 def update(
@@ -65,6 +68,48 @@ def _adam(optimizer: Adam | PartialRowwiseAdam) -> dict[str, Any]:
     }
 
 
+def _sm3(optimizer: SM3) -> dict[str, Any]:
+    columns = optimizer.config.covers == "rows_and_columns"
+    return {
+        "row_maxima": optimizer.row_maxima,
+        "column_maxima": optimizer.column_maxima if columns else None,
+        "row_start": optimizer.partitions.row_start,
+        "eps": optimizer.config.eps,
+    }
+
+
+def _adafactor(optimizer: Adafactor) -> dict[str, Any]:
+    counts = optimizer.config.beta2 is None
+    return {
+        "row_average": optimizer.row_average,
+        "column_average": optimizer.column_average,
+        "row_updates": optimizer.row_updates if counts else None,
+        "column_updates": optimizer.column_updates if counts else None,
+        "row_start": optimizer.partitions.row_start,
+        "decay_power": optimizer.config.decay_power,
+        "beta2": optimizer.config.beta2,
+        "eps": optimizer.config.eps,
+        "update_clip": optimizer.config.update_clip,
+    }
+
+
+def _count_sketch_adam(optimizer: CountSketchAdam) -> dict[str, Any]:
+    config, sketch = optimizer.config, optimizer.sketch
+    return {
+        "first": optimizer.first if config.beta1 > 0 else None,
+        "second": optimizer.second,
+        "updates": optimizer.updates.count,
+        "table_starts": optimizer.updates.row_starts,
+        "row_start": sketch.partitions.row_start,
+        "bucket_start": sketch.start,
+        "widths": sketch.width,
+        "seeds": sketch.seeds.view(-1),
+        "beta1": config.beta1,
+        "beta2": config.beta2,
+        "eps": config.eps,
+    }
+
+
 def _basis(optimizer: Basis) -> dict[str, Any]:
     config, buckets = optimizer.config, optimizer.buckets
     scalar = {"none": None, "hypergradient": "scalar", "energy": "energy"}[config.scalar]
@@ -91,6 +136,9 @@ RULES: dict[type[RowOptimizer], tuple[str, Callable[[Any], dict[str, Any]]]] = {
     PartialRowwiseAdam: ("partial_rowwise_adam", _adam),
     RowwiseAdagrad: ("rowwise_adagrad", _adagrad),
     Adagrad: ("adagrad", _adagrad),
+    SM3: ("sm3", _sm3),
+    Adafactor: ("adafactor", _adafactor),
+    CountSketchAdam: ("count_sketch_adam", _count_sketch_adam),
     SGD: ("sgd", _no_state),
 }
 """Class of each rule that has a kernel, its name in C++, and what it takes beside rows and gradients."""

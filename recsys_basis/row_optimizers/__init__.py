@@ -10,13 +10,17 @@ import torch
 from omegaconf import OmegaConf
 
 from recsys_basis.config_folder import config_folder
+from recsys_basis.row_optimizers.adafactor import Adafactor
 from recsys_basis.row_optimizers.adagrad import Adagrad
 from recsys_basis.row_optimizers.adam import Adam
 from recsys_basis.row_optimizers.base import RowOptimizer, RowOptimizerConfig
 from recsys_basis.row_optimizers.basis import Basis
+from recsys_basis.row_optimizers.clipping import RowClip
+from recsys_basis.row_optimizers.count_sketch_adam import CountSketchAdam
 from recsys_basis.row_optimizers.partial_rowwise_adam import PartialRowwiseAdam
 from recsys_basis.row_optimizers.rowwise_adagrad import RowwiseAdagrad
 from recsys_basis.row_optimizers.sgd import SGD
+from recsys_basis.row_optimizers.sm3 import SM3
 from recsys_basis.schema import ConfigError, parse_section
 from recsys_basis.tables import TableShard
 
@@ -26,6 +30,9 @@ ROW_OPTIMIZERS: dict[str, type[RowOptimizer]] = {
     "partial_rowwise_adam": PartialRowwiseAdam,
     "rowwise_adagrad": RowwiseAdagrad,
     "adagrad": Adagrad,
+    "sm3": SM3,
+    "adafactor": Adafactor,
+    "count_sketch_adam": CountSketchAdam,
     "sgd": SGD,
 }
 
@@ -82,15 +89,25 @@ def create_row_optimizer(
 
 
 def row_optimizer_defaults(name: str, **overrides: Any) -> RowOptimizerConfig:
-    """The validated section configs/row_optimizer/<name>.yaml with ``overrides`` on top.
+    """The validated section configs/row_optimizer/<name>.yaml, without clipping, with ``overrides`` on top.
 
-    For Python users and tests; jobs compose the same file by Hydra. Raises ConfigError for an unknown name
+    For Python users and tests; jobs compose the same files by Hydra. Raises ConfigError for an unknown name
     or a bad override.
     """
-    path = config_folder() / "row_optimizer" / f"{name}.yaml"
+    return parse_row_optimizer(_read("", name) | {"clip": _read("clip", "none")} | overrides)
+
+
+def row_clip_defaults(name: str) -> RowClip:
+    """The preset configs/row_optimizer/clip/<name>.yaml. Raises ConfigError for an unknown name."""
+    return parse_section(RowClip, _read("clip", name), "row_optimizer.clip")
+
+
+def _read(group: str, name: str) -> dict[str, Any]:
+    folder = config_folder() / "row_optimizer" / group
+    path = folder / f"{name}.yaml"
     if not path.is_file():
-        known = ", ".join(sorted(file.stem for file in path.parent.glob("*.yaml")))
+        known = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
         raise ConfigError(f"row_optimizer = {name!r}: there is no {path}; known: {known}")
     values = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
     assert isinstance(values, dict)
-    return parse_row_optimizer({str(key): value for key, value in values.items()} | overrides)
+    return {str(key): value for key, value in values.items()}

@@ -2,7 +2,8 @@
 
 A row optimizer owns the optimizer state of a group of table shards on one rank and applies
 one update from inside backward: it gets the U distinct rows that a batch touched and one
-summed gradient for each, and changes those weights in place. Only touched rows change.
+summed gradient for each, already clipped, and changes those weights in place. Only touched
+rows change.
 
 Rows of a group are numbered 0..R-1: the shards' rows one after the other. State is stored
 the same way, so each table's part of it is a view, and that view is what checkpoints save.
@@ -18,6 +19,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from pydantic import Field
 
+from recsys_basis.row_optimizers.clipping import RowClip
 from recsys_basis.schema import Section
 from recsys_basis.tables import TableShard
 
@@ -31,6 +33,8 @@ class RowOptimizerConfig(Section):
     """eta, before the schedule's factor."""
     weight_decay: Annotated[float, Field(ge=0.0)]
     """lambda, decoupled: touched rows also lose eta * lambda * w."""
+    clip: RowClip
+    """What shortens a row's gradient before the update."""
 
 
 @dataclass(frozen=True)

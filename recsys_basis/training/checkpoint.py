@@ -228,9 +228,9 @@ def _load_dense_optimizer(trainable: Trainable, loaded: dict[str, torch.Tensor])
 
 
 def _layout(trainable: Trainable) -> dict[str, Any]:
-    """What must agree for the tensors to mean the same; learning rates may change between the two."""
+    """What must agree for the tensors to mean the same; rates and clips may change between the two."""
     config = trainable.config.model_dump(mode="json")
-    free = {"learning_rate", "weight_decay"}
+    free = {"learning_rate", "weight_decay", "clip"}
     dense = {key: value for key, value in config["dense_optimizer"].items() if key not in free}
     rows = {
         name: each.model_dump(mode="json", exclude=free)

@@ -28,7 +28,7 @@ def clip_gradients(
     Raises NonFiniteError, with nothing changed, if the norm is not finite.
     """
     towers = [parameter.grad for parameter in dense if parameter.grad is not None]
-    held = [module.held[1] for module in bags if module.held is not None]
+    held = [module.held.sums for module in bags if module.held is not None]
     device = towers[0].device
     of_rows = torch.zeros((), dtype=torch.float64, device=device)
     for gradients in held:

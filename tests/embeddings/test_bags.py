@@ -108,7 +108,7 @@ def test_update_sees_each_row_once_with_its_summed_gradient(make_bags: MakeBags)
     offsets = torch.tensor([0, 2, 3, 4, 4])
     bags(indices, offsets).sum().backward()
     assert bags.held is not None
-    rows, gradients = bags.held
+    rows, gradients = bags.held.rows, bags.held.sums
     assert rows.tolist() == [0, SIZES[0] + 2]
     assert gradients.tolist() == [[1.0] * 4, [3.0] * 4]
 

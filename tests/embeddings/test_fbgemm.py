@@ -6,7 +6,7 @@ import pytest
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
 from recsys_basis.embeddings.fbgemm import fbgemm_fused_params
-from recsys_basis.row_optimizers import row_optimizer_defaults
+from recsys_basis.row_optimizers import row_clip_defaults, row_optimizer_defaults
 from recsys_basis.schema import ConfigError
 
 
@@ -23,6 +23,12 @@ def test_adam_is_there_on_gpus_alone() -> None:
     config = row_optimizer_defaults("adam")
     assert fbgemm_fused_params(config, "cuda")["optimizer"] == EmbOptimType.ADAM
     with pytest.raises(ConfigError, match="no 'adam' on cpu, only adagrad, rowwise_adagrad, sgd"):
+        fbgemm_fused_params(config, "cpu")
+
+
+def test_clipping_is_refused() -> None:
+    config = row_optimizer_defaults("sgd", clip=row_clip_defaults("cowclip").model_dump())
+    with pytest.raises(ConfigError, match="row_optimizer/clip=none"):
         fbgemm_fused_params(config, "cpu")
 
 

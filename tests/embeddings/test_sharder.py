@@ -169,7 +169,13 @@ RULES = {
     "partial_rowwise_adam": row_optimizer_defaults("partial_rowwise_adam"),
     "rowwise_adagrad": row_optimizer_defaults("rowwise_adagrad"),
     "adagrad": row_optimizer_defaults("adagrad"),
+    "sm3": row_optimizer_defaults("sm3", covers="rows_and_columns"),
+    "adafactor": row_optimizer_defaults("adafactor"),
+    "count_sketch_adam": row_optimizer_defaults("count_sketch_adam", state_ratio=0.5),
     "sgd": row_optimizer_defaults("sgd"),
+    "sgd_cowclip": row_optimizer_defaults(
+        "sgd", clip={"max_norm": None, "cowclip_ratio": 0.01, "cowclip_min_norm": 1e-4}
+    ),
 }
 
 

@@ -24,11 +24,17 @@ TOLERANCE = {
     "pooled": 1e-5,
     "weights": 1e-5,
     "sum_of_squares": 2e-6,  # sums of squares: no cancellation
+    "row_maxima": 2e-6,
+    "column_maxima": 2e-6,
+    "row_average": 2e-6,
+    "column_average": 2e-6,
     "second_moment": 2e-6,
     "energy": 2e-6,
     "first_moment": 1e-5,  # sums of signed numbers cancel
     "scalar": 1e-5,  # an inner product of signed numbers moves it
     "updates": 0,  # counts
+    "row_updates": 0,
+    "column_updates": 0,
 }
 
 VISIBLE = {

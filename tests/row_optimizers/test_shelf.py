@@ -12,6 +12,7 @@ from recsys_basis.row_optimizers import (
     ROW_OPTIMIZERS,
     create_row_optimizer,
     parse_row_optimizer,
+    row_clip_defaults,
     row_optimizer_class,
     row_optimizer_defaults,
 )
@@ -47,10 +48,14 @@ def test_every_rule_has_defaults_under_its_name() -> None:
 
 
 def test_every_defaults_file_is_valid_and_explains_each_key() -> None:
-    files = sorted((config_folder() / "row_optimizer").glob("*.yaml"))
+    folder = config_folder() / "row_optimizer"
+    files, clips = sorted(folder.glob("*.yaml")), sorted(folder.glob("clip/*.yaml"))
     assert {file.stem for file in files} == {*ROW_OPTIMIZERS, "basis_literal"}
     for file in files:
         row_optimizer_defaults(file.stem)
+    for file in clips:
+        row_clip_defaults(file.stem)
+    for file in files + clips:
         keys = [line for line in file.read_text().splitlines() if ":" in line and not line.startswith("#")]
         assert all("#" in line for line in keys if not line.startswith("rule:")), file
 
@@ -59,6 +64,7 @@ def test_a_rule_of_ones_own_is_imported_and_checked(tmp_path: Any, monkeypatch: 
     (tmp_path / "my_rules.py").write_text(OWN_RULE)
     monkeypatch.syspath_prepend(tmp_path)
     values = {"rule": "my_rules:SignSGD", "learning_rate": 0.5, "weight_decay": 0.0, "scale": 2.0}
+    values["clip"] = row_clip_defaults("none").model_dump()
     optimizer = create_row_optimizer(parse_row_optimizer(values), SHARDS)
     weights = torch.zeros(10, 2)
     optimizer.update(weights, torch.tensor([3]), torch.tensor([[-7.0, 7.0]]), 0.5)
@@ -108,17 +114,19 @@ def test_bad_values_are_refused_by_their_key(name: str) -> None:
         ("partial_rowwise_adam", "beta2", 1.0),
         ("adagrad", "eps", -1.0),
         ("rowwise_adagrad", "eps", 0.0),
+        ("sm3", "eps", 0.0),
+        ("sm3", "covers", "columns"),
     ],
 )
-def test_bounds_of_the_rivals(name: str, key: str, value: float) -> None:
+def test_bounds_of_the_rivals(name: str, key: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"row_optimizer\.{key}\b"):
         row_optimizer_defaults(name, **{key: value})
 
 
 def test_unknown_defaults_and_a_section_of_another_rule_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"adamw.*known: adagrad, adam, basis"):
+    with pytest.raises(ConfigError, match=r"adamw.*known: adafactor, adagrad, adam, basis"):
         row_optimizer_defaults("adamw")
-    wrong = AdamConfig(rule="basis", learning_rate=0.1, weight_decay=0.0, beta1=0.9, beta2=0.9, eps=1e-8)
+    wrong = AdamConfig.model_validate(row_optimizer_defaults("adam").model_dump() | {"rule": "basis"})
     with pytest.raises(ConfigError, match="needs a BasisConfig, not a AdamConfig"):
         create_row_optimizer(wrong, SHARDS)
 
@@ -130,9 +138,18 @@ def test_a_rule_without_buckets_says_so() -> None:
 
 
 def test_state_bytes_of_each_rule() -> None:
-    """A row: Adam 8D, partial rowwise 4D + 4, Adagrad 4D, rowwise Adagrad and BASIS 4; a bucket: V, M, t."""
+    """A row: Adam 8D, partial rowwise 4D + 4, Adagrad 4D, Adafactor 8, rowwise Adagrad, SM3 and BASIS 4.
+
+    A bucket: V, M, t; a partition: SM3 4D, Adafactor 4D + 4; a sketch: a fifth of the rows, in three blocks.
+    """
     shards = [TableShard.whole(Table("site", 1000, 8, 1))]
+    one_partition = create_row_optimizer(row_optimizer_defaults("sm3", covers="rows_and_columns"), shards)
+    assert one_partition.state_bytes() == 1000 * 4 + 32
+    assert create_row_optimizer(row_optimizer_defaults("adafactor", beta2=0.9), shards).state_bytes() == 4032
     expected = {
+        "sm3": 1000 * 4,
+        "adafactor": 1000 * 8 + 36,
+        "count_sketch_adam": 3 * 67 * 64 + 8,
         "adam": 1000 * 64 + 8,
         "partial_rowwise_adam": 1000 * 36 + 8,
         "adagrad": 1000 * 32,

@@ -39,6 +39,12 @@ def _basis_variants() -> list[tuple[str, dict[str, Any]]]:
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in ("adam", "partial_rowwise_adam", "rowwise_adagrad", "adagrad", "sgd")),
+    ("sm3", {}),
+    ("sm3", {"covers": "rows_and_columns"}),
+    ("adafactor", {}),
+    ("adafactor", {"beta2": 0.9, "update_clip": 0.5}),
+    ("count_sketch_adam", {}),
+    ("count_sketch_adam", {"beta1": 0.0, "state_ratio": 0.6, "hash_seed": 3}),
     ("basis", {}),
     ("basis_literal", {}),
     *_basis_variants(),

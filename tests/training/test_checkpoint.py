@@ -183,6 +183,11 @@ def test_what_a_table_takes_counts_not_how_it_was_said(prepared: Path, tmp_path:
             assert torch.equal(bags.weights, weights)
 
 
+def test_rates_and_clips_may_change(saved: Path, prepared: Path) -> None:
+    with trained(prepared, "row_optimizer.learning_rate=0.5", "row_optimizer/clip=cowclip", steps=1) as other:
+        assert load_checkpoint(saved, other, IDENTITY) == PROGRESS
+
+
 def test_another_width_is_refused(saved: Path, prepared: Path) -> None:
     settings = ("embedding.embedding_dim=4", "model.dense_arch=[16,4]")
     assert "tables.C1.embedding_dim = 8, this run has 4" in refusal(saved, prepared, *settings)

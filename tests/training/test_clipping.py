@@ -41,7 +41,7 @@ def test_clipping_is_torch_s_over_the_whole_model(max_norm: float, prepared: Pat
         torch.nn.functional.binary_cross_entropy_with_logits(logits, batch.label).backward()
         (bags,) = trainable.embedding_bags()
         assert bags.held is not None
-        copies = [bags.held[1].double()] + [each.grad.double() for each in trainable.dense_parameters()]
+        copies = [bags.held.sums.double()] + [each.grad.double() for each in trainable.dense_parameters()]
         parameters = [torch.nn.Parameter(torch.zeros_like(copy)) for copy in copies]
         for parameter, copy in zip(parameters, copies, strict=True):
             parameter.grad = copy
@@ -50,11 +50,11 @@ def test_clipping_is_torch_s_over_the_whole_model(max_norm: float, prepared: Pat
         before = bags.weights.clone()
         norm = clip_gradients(trainable.dense_parameters(), [bags], max_norm)
         assert norm == pytest.approx(float(expected_norm), rel=1e-6)
-        torch.testing.assert_close(bags.held[1].double(), parameters[0].grad, rtol=1e-5, atol=1e-12)
+        torch.testing.assert_close(bags.held.sums.double(), parameters[0].grad, rtol=1e-5, atol=1e-12)
         for ours, reference in zip(trainable.dense_parameters(), parameters[1:], strict=True):
             torch.testing.assert_close(ours.grad.double(), reference.grad, rtol=1e-5, atol=1e-12)
 
-        rows, gradients = bags.held
+        rows, gradients = bags.held.rows, bags.held.sums
         trainable.finish_step()
         change = before[rows] - bags.weights[rows]
         torch.testing.assert_close(change, gradients * bags.learning_rate, rtol=1e-4, atol=1e-7)

@@ -58,6 +58,25 @@ struct Update {
     int threads;
 };
 
+// Limits of each row's gradient, and the gradients; letters of recsys_basis/row_optimizers/clipping.py.
+struct Clip {
+    const float* weights;   // [R, D]
+    const int64_t* rows;    // [U]
+    float* gradients;       // [U, D]
+    const int64_t* counts;  // n [U], or null: no CowClip
+    int64_t num_rows;       // U
+    int64_t width;          // D
+    float max_norm, cowclip_ratio, cowclip_min_norm;
+    int threads;
+};
+
+// The rows of a batch by virtual partition: numbers starts[r]..starts[r + 1] lie in partition partitions[r].
+struct Runs {
+    const int64_t* starts;      // [count + 1]
+    const int64_t* partitions;  // [count]
+    int64_t count;
+};
+
 // 1 - beta^t of bias correction by t, from recsys_basis/row_optimizers/bias.py; t = 0 counts as t = 1.
 struct Corrections {
     const float* table;  // [size]
@@ -79,6 +98,45 @@ struct AdamState {
     float amount1, amount2, eps;  // 1 - beta1, 1 - beta2
     const float* correction1;     // [U], 1 - beta1^t of each row's table
     const float* correction2;     // [U]
+};
+
+// Settings and state of SM3 with rows and columns.
+struct Sm3State {
+    float* rows;     // mu [R]
+    float* columns;  // c [partitions, D]
+    float eps;
+    float* scratch;  // [threads, D]
+};
+
+// Settings and state of Adafactor.
+struct AdafactorState {
+    float* rows;              // R [R]
+    float* columns;           // C [partitions, D]
+    int32_t* row_updates;     // t [R], or null: the decay is constant
+    int32_t* column_updates;  // t [partitions], or null
+    double decay_power;
+    float constant_amount, eps, update_clip;  // 1 - beta2, eps, d
+    float* scratch;                           // [threads, 2, D]
+    float* inverse_roots;                     // [U], 1 / sqrt(R)
+};
+
+constexpr int kSketchDepth = 3;
+
+// Where one row's moments are in the sketches.
+struct SketchRow {
+    int64_t bucket[kSketchDepth];
+    float sign[kSketchDepth];
+};
+
+// Settings and state of count-sketch Adam.
+struct CountSketchState {
+    float* first;             // M [K, D], or null: beta1 = 0
+    float* second;            // V [K, D]
+    const SketchRow* places;  // [U]
+    float amount1, amount2, eps;  // 1 - beta1, 1 - beta2
+    const float* correction1;     // [U], 1 - beta1^t of each row's table
+    const float* correction2;     // [U]
+    float* moments;               // [U, 2, D], scratch
 };
 
 enum class Direction { gradient, momentum, head_momentum };
@@ -110,11 +168,16 @@ struct Kernels {
     void (*lookup64)(const Lookup<int64_t>&);
     // The sum of all squares of the sums; not finite where one of them is not.
     double (*sum_rows)(const RowSums&);
+    void (*clip_rows)(const Clip&);
     void (*sgd)(const Update&);
     void (*rowwise_adagrad)(const Update&, float* squares, float eps);
     void (*adagrad)(const Update&, float* squares, float eps);
     void (*adam)(const Update&, const AdamState&);
     void (*partial_rowwise_adam)(const Update&, const AdamState&);
+    void (*sm3_rows)(const Update&, float* maxima, float eps);
+    void (*sm3_rows_and_columns)(const Update&, const Runs&, const Sm3State&);
+    void (*adafactor)(const Update&, const Runs&, const AdafactorState&);
+    void (*count_sketch_adam)(const Update&, const Runs&, const CountSketchState&);
     void (*basis)(const Update&, const Basis&);
     void (*basis_two_buckets)(const Update&, const Basis&);
 };

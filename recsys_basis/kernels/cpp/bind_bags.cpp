@@ -60,12 +60,13 @@ int64_t lookup(const Array<const float, 2>& weights, const Array<const Index, 1>
     return -1;
 }
 
-// (rows [U], sums [U, D], whether the sum of their squares is finite in float32). Indices are those of lookup.
+// (rows [U], sums [U, D], whether the sum of their squares is finite in float32, counts [U] if wanted). Indices are
+// those of lookup.
 template <class Index>
 auto sum_by_row(const Array<const float, 2>& gradient, const Array<const Index, 1>& indices,
                 const Array<const int64_t, 1>& offsets, const std::optional<Array<const float, 1>>& psw,
                 const Array<const int64_t, 1>& feature_starts, const Array<const int64_t, 1>& feature_sizes,
-                bool mean, int threads) {
+                bool mean, bool with_counts, int threads) {
     const Bags<Index> bags = make_bags(indices, offsets, psw, feature_starts, feature_sizes, mean);
     const int64_t width = gradient.shape(1) / bags.num_features;
     require(static_cast<int64_t>(gradient.shape(0)) == bags.batch_size &&
@@ -73,7 +74,7 @@ auto sum_by_row(const Array<const float, 2>& gradient, const Array<const Index, 
             "gradient: must be [batch_size, features * width]");
     const int64_t most = std::numeric_limits<uint32_t>::max();
     require(bags.batch_size * bags.num_features <= most, "batch: more than 2^32 - 1 bags");
-    Buffer<int64_t> rows;
+    Buffer<int64_t> rows, counts;
     Buffer<float> sums;
     Groups groups;
     double squares;
@@ -87,13 +88,19 @@ auto sum_by_row(const Array<const float, 2>& gradient, const Array<const Index, 
         groups = group_by_key(entries, threads);
         rows = Buffer<int64_t>(groups.count);
         for (int64_t u = 0; u < groups.count; ++u) rows[u] = entries[groups.starts[u]].key;
+        if (with_counts) {
+            counts = Buffer<int64_t>(groups.count);
+            for (int64_t u = 0; u < groups.count; ++u) counts[u] = groups.starts[u + 1] - groups.starts[u];
+        }
         sums = Buffer<float>(groups.count * width);
         squares = kernels().sum_rows({gradient.data(), entries.data(), groups.starts.data(), sums.data(),
                                       groups.count, width, threads});
     }
     const bool finite = squares <= std::numeric_limits<float>::max();
+    std::optional<nb::ndarray<nb::pytorch, int64_t>> maybe_counts;
+    if (with_counts) maybe_counts = as_tensor(std::move(counts), groups.count, 0);
     return std::make_tuple(as_tensor(std::move(rows), groups.count, 0),
-                           as_tensor(std::move(sums), groups.count, width), finite);
+                           as_tensor(std::move(sums), groups.count, width), finite, maybe_counts);
 }
 
 // Gradient of each per-sample weight, [L]: <gradient of its bag, its row>, over the bag's size for means.
@@ -128,7 +135,8 @@ void bind_index_type(nb::module_& module) {
     module.def("lookup", lookup<Index>, "weights"_a, "indices"_a, "offsets"_a, "per_sample_weights"_a.none(),
                "feature_starts"_a, "feature_sizes"_a, "mean"_a, "pooled"_a, "threads"_a);
     module.def("sum_by_row", sum_by_row<Index>, "gradient"_a, "indices"_a, "offsets"_a,
-               "per_sample_weights"_a.none(), "feature_starts"_a, "feature_sizes"_a, "mean"_a, "threads"_a);
+               "per_sample_weights"_a.none(), "feature_starts"_a, "feature_sizes"_a, "mean"_a, "with_counts"_a,
+               "threads"_a);
     module.def("per_sample_gradient", per_sample_gradient<Index>, "gradient"_a, "weights"_a, "indices"_a,
                "offsets"_a, "per_sample_weights"_a, "feature_starts"_a, "feature_sizes"_a, "mean"_a, "result"_a, "threads"_a);
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -245,6 +246,105 @@ void basis(const Matrix& weights, const Numbers& rows, const Array<const float, 
     (hash == "double" ? kernels().basis_two_buckets : kernels().basis)(update, job);
 }
 
+// Runs of rows of one partition; row_start holds the first row of each.
+class PartitionRuns {
+public:
+    PartitionRuns(const Update& update, const Numbers& row_start) {
+        const int64_t* begin = row_start.data();
+        const int64_t* end = begin + row_start.size();
+        for (int64_t u = 0; u < update.num_rows;) {
+            const int64_t* next = std::upper_bound(begin, end, update.rows[u]);
+            starts_.push_back(u);
+            partitions_.push_back(next - begin - 1);
+            const int64_t limit = next == end ? INT64_MAX : *next;
+            while (u < update.num_rows && update.rows[u] < limit) ++u;
+        }
+        starts_.push_back(update.num_rows);
+    }
+
+    Runs runs() const { return {starts_.data(), partitions_.data(), static_cast<int64_t>(partitions_.size())}; }
+
+private:
+    std::vector<int64_t> starts_, partitions_;
+};
+
+void sm3(const Matrix& weights, const Numbers& rows, const Array<const float, 2>& gradients, double learning_rate,
+         double weight_decay, int threads, const Floats& row_maxima, const std::optional<Matrix>& column_maxima,
+         const Numbers& row_start, float eps) {
+    const Update update = make_update(weights, rows, gradients, learning_rate, weight_decay, threads);
+    require(row_maxima.size() == weights.shape(0), "row_maxima: needs one number a row");
+    require(!column_maxima || (column_maxima->shape(0) == row_start.size() && column_maxima->shape(1) == weights.shape(1)),
+            "column_maxima: must be [partitions, width]");
+    const nb::gil_scoped_release released;
+    if (!column_maxima) return kernels().sm3_rows(update, row_maxima.data(), eps);
+    const PartitionRuns partitions(update, row_start);
+    Buffer<float> scratch(threads * update.width);
+    kernels().sm3_rows_and_columns(update, partitions.runs(),
+                                   {row_maxima.data(), column_maxima->data(), eps, scratch.data()});
+}
+
+void adafactor(const Matrix& weights, const Numbers& rows, const Array<const float, 2>& gradients,
+               double learning_rate, double weight_decay, int threads, const Floats& row_average,
+               const Matrix& column_average, const std::optional<Array<int32_t, 1>>& row_updates,
+               const std::optional<Array<int32_t, 1>>& column_updates, const Numbers& row_start, double decay_power,
+               std::optional<double> beta2, float eps, float update_clip) {
+    const Update update = make_update(weights, rows, gradients, learning_rate, weight_decay, threads);
+    require(row_average.size() == weights.shape(0), "row_average: needs one number a row");
+    require(column_average.shape(0) == row_start.size() && column_average.shape(1) == weights.shape(1),
+            "column_average: must be [partitions, width]");
+    require(beta2 || (row_updates && row_updates->size() == weights.shape(0) && column_updates &&
+                      column_updates->size() == row_start.size()),
+            "updates: must be there, one a row and one a partition, where beta2 is not constant");
+    const nb::gil_scoped_release released;
+    const PartitionRuns partitions(update, row_start);
+    Buffer<float> scratch(threads * 2 * update.width), inverse_roots(update.num_rows);
+    kernels().adafactor(update, partitions.runs(),
+                        {row_average.data(), column_average.data(), beta2 ? nullptr : row_updates->data(),
+                         beta2 ? nullptr : column_updates->data(), decay_power,
+                         static_cast<float>(1 - beta2.value_or(0)), eps, update_clip, scratch.data(),
+                         inverse_roots.data()});
+}
+
+void count_sketch_adam(const Matrix& weights, const Numbers& rows, const Array<const float, 2>& gradients,
+                       double learning_rate, double weight_decay, int threads, const std::optional<Matrix>& first,
+                       const Matrix& second, const Array<int64_t, 1>& updates, const Numbers& table_starts,
+                       const Numbers& row_start, const Numbers& bucket_start, const Numbers& widths,
+                       const Numbers& seeds, double beta1, double beta2, float eps) {
+    const Update update = make_update(weights, rows, gradients, learning_rate, weight_decay, threads);
+    require(second.shape(1) == weights.shape(1), "second: must be as wide as weights");
+    require(!first || (first->shape(0) == second.shape(0) && first->shape(1) == second.shape(1)),
+            "first: must have the shape of second");
+    require(updates.size() == table_starts.size(), "updates: needs one number a table");
+    require(widths.size() == row_start.size() && bucket_start.size() == row_start.size() &&
+                seeds.size() == kSketchDepth * row_start.size(),
+            "widths, bucket_start, seeds: need one, one and three numbers a partition");
+    const nb::gil_scoped_release released;
+    const TableCorrections corrections(update, updates, table_starts, beta1, beta2);
+    const PartitionRuns partitions(update, row_start);
+    const SketchMap map{row_start.data(), bucket_start.data(), widths.data(), seeds.data(),
+                        static_cast<int64_t>(row_start.size())};
+    const Buffer<SketchRow> places = sketch_of(map, update.rows, partitions.runs(), threads);
+    Buffer<float> moments(update.num_rows * 2 * update.width);
+    kernels().count_sketch_adam(
+        update, partitions.runs(),
+        {first ? first->data() : nullptr, second.data(), places.data(), static_cast<float>(1 - beta1),
+         static_cast<float>(1 - beta2), eps, corrections.first.data(), corrections.second.data(), moments.data()});
+}
+
+// Shorten gradients in place; counts are there where CowClip is.
+void clip_rows(const Array<const float, 2>& weights, const Numbers& rows, const Matrix& gradients,
+               const std::optional<Numbers>& counts, std::optional<float> max_norm,
+               std::optional<float> cowclip_ratio, float cowclip_min_norm, int threads) {
+    require(gradients.shape(0) == rows.size() && gradients.shape(1) == weights.shape(1),
+            "gradients: must be [rows, width of weights]");
+    require(!cowclip_ratio || (counts && counts->size() == rows.size()), "counts: needs one a row");
+    const nb::gil_scoped_release released;
+    kernels().clip_rows({weights.data(), rows.data(), gradients.data(), cowclip_ratio ? counts->data() : nullptr,
+                         static_cast<int64_t>(rows.size()), static_cast<int64_t>(weights.shape(1)),
+                         max_norm.value_or(std::numeric_limits<float>::infinity()), cowclip_ratio.value_or(0),
+                         cowclip_min_norm, threads});
+}
+
 }  // namespace
 
 void bind_rules(nb::module_& module) {
@@ -259,6 +359,16 @@ void bind_rules(nb::module_& module) {
     module.def("partial_rowwise_adam", partial_rowwise_adam, "weights"_a, "rows"_a, "gradients"_a,
                "learning_rate"_a, "weight_decay"_a, "threads"_a, "first"_a, "second"_a, "updates"_a,
                "row_starts"_a, "beta1"_a, "beta2"_a, "eps"_a);
+    module.def("sm3", sm3, "weights"_a, "rows"_a, "gradients"_a, "learning_rate"_a, "weight_decay"_a, "threads"_a,
+               "row_maxima"_a, "column_maxima"_a.none(), "row_start"_a, "eps"_a);
+    module.def("adafactor", adafactor, "weights"_a, "rows"_a, "gradients"_a, "learning_rate"_a, "weight_decay"_a,
+               "threads"_a, "row_average"_a, "column_average"_a, "row_updates"_a.none(), "column_updates"_a.none(),
+               "row_start"_a, "decay_power"_a, "beta2"_a.none(), "eps"_a, "update_clip"_a);
+    module.def("count_sketch_adam", count_sketch_adam, "weights"_a, "rows"_a, "gradients"_a, "learning_rate"_a,
+               "weight_decay"_a, "threads"_a, "first"_a.none(), "second"_a, "updates"_a, "table_starts"_a,
+               "row_start"_a, "bucket_start"_a, "widths"_a, "seeds"_a, "beta1"_a, "beta2"_a, "eps"_a);
+    module.def("clip_rows", clip_rows, "weights"_a, "rows"_a, "gradients"_a, "counts"_a.none(), "max_norm"_a.none(),
+               "cowclip_ratio"_a.none(), "cowclip_min_norm"_a, "threads"_a);
     module.def("basis", basis, "weights"_a, "rows"_a, "gradients"_a, "learning_rate"_a, "weight_decay"_a,
                "threads"_a, "config"_a, "first"_a.none(), "second"_a, "updates"_a, "row_scalar"_a.none(),
                "row_start"_a, "private_rows"_a, "shared"_a, "shared_buckets"_a, "bucket_start"_a,

@@ -126,4 +126,23 @@ Buffer<RowBucket> buckets_of(const BucketMap& map, const int64_t* rows, int64_t 
     return result;
 }
 
+Buffer<SketchRow> sketch_of(const SketchMap& map, const int64_t* rows, const Runs& runs, int threads) {
+    Buffer<SketchRow> result(runs.starts[runs.count]);
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 16)
+    for (int64_t run = 0; run < runs.count; ++run) {
+        const int64_t partition = runs.partitions[run], width = map.width[partition];
+        const Divisor by_width(width);
+        for (int64_t u = runs.starts[run]; u < runs.starts[run + 1]; ++u) {
+            const auto place = static_cast<uint64_t>(rows[u] - map.row_start[partition]);
+            for (int block = 0; block < kSketchDepth; ++block) {
+                const uint64_t mixed = mix64(place ^ map.seeds[block * map.num_partitions + partition]);
+                const auto bucket = static_cast<int64_t>(by_width.remainder(mixed & kLow63));
+                result[u].bucket[block] = map.start[partition] + block * width + bucket;
+                result[u].sign[block] = mixed >> 63 ? -1.0f : 1.0f;
+            }
+        }
+    }
+    return result;
+}
+
 }  // namespace recsys

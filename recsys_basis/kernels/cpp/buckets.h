@@ -20,4 +20,14 @@ struct BucketMap {
 // Buckets of `rows` [U], ascending.
 Buffer<RowBucket> buckets_of(const BucketMap& map, const int64_t* rows, int64_t num_rows, int threads);
 
+// Which bucket rows a row's moments live in by recsys_basis/row_optimizers/count_sketch_adam.py, bit for bit.
+struct SketchMap {
+    const int64_t *row_start, *start, *width;  // [partitions]
+    const int64_t* seeds;                      // [kSketchDepth, partitions]
+    int64_t num_partitions;
+};
+
+// Places of `rows`, which lie in partitions as `runs` says.
+Buffer<SketchRow> sketch_of(const SketchMap& map, const int64_t* rows, const Runs& runs, int threads);
+
 }  // namespace recsys

@@ -1,4 +1,4 @@
-// Rules without buckets: one struct each, with the step numbers of its file in recsys_basis/row_optimizers.
+// Rules whose rows share no state: one struct each, with the step numbers of its file in recsys_basis/row_optimizers.
 //
 // prefetch(row) fetches the state of a row to come. apply(u, row, g, w) is one update of row number u of the
 // batch: g [D] its summed gradient, w [D] its weights.
@@ -74,6 +74,26 @@ struct Adagrad {
             sums[d] = sum;                                                  // 1
             w[d] = keep * w[d] - eta * g[d] / (std::sqrt(sum) + eps);       // 2
         }
+    }
+};
+
+struct Sm3Rows {
+    int64_t width;
+    float eta, keep;
+    float* maxima;  // mu [R]
+    float eps;
+
+    RECSYS_PREFETCH void prefetch(int64_t row) const { __builtin_prefetch(maxima + row, 1); }
+    void apply(int64_t, int64_t row, const float* __restrict g, float* __restrict w) const {
+        const float bound = maxima[row];
+        float largest = 0;
+#pragma omp simd reduction(max : largest)
+        for (int64_t d = 0; d < width; ++d) {
+            const float sum = bound + g[d] * g[d];                     // 1
+            largest = sum > largest ? sum : largest;                   // 2
+            w[d] = keep * w[d] - eta * g[d] / (std::sqrt(sum) + eps);  // 3
+        }
+        maxima[row] = largest;
     }
 };
 

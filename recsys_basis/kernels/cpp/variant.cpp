@@ -17,7 +17,9 @@ inline int thread_number() {
 }  // namespace recsys::RECSYS_VARIANT
 
 #include "basis.h"
+#include "clip_rows.h"
 #include "lookup.h"
+#include "partition_rules.h"
 #include "rules.h"
 #include "sum_rows.h"
 
@@ -42,10 +44,27 @@ void partial_rowwise_adam(const Update& update, const AdamState& state) {
     update_rows(update, PartialRowwiseAdam{update.width, update.learning_rate, update.keep, state});
 }
 
+void sm3_rows(const Update& update, float* maxima, float eps) {
+    update_rows(update, Sm3Rows{update.width, update.learning_rate, update.keep, maxima, eps});
+}
+
+void sm3_rows_and_columns(const Update& update, const Runs& runs, const Sm3State& state) {
+    update_partitions(update, runs, Sm3RowsAndColumns{update, state});
+}
+
+void adafactor(const Update& update, const Runs& runs, const AdafactorState& state) {
+    update_partitions(update, runs, Adafactor{update, state});
+}
+
+void count_sketch_adam(const Update& update, const Runs& runs, const CountSketchState& state) {
+    update_partitions(update, runs, CountSketchAdam{update, state});
+}
+
 }  // namespace
 
 extern const Kernels kernels;
-const Kernels kernels = {lookup<int32_t>, lookup<int64_t>, sum_rows, sgd,  rowwise_adagrad, adagrad, adam,
-                         partial_rowwise_adam, basis, basis_two_buckets};
+const Kernels kernels = {lookup<int32_t>, lookup<int64_t>, sum_rows, clip_rows, sgd, rowwise_adagrad, adagrad, adam,
+                         partial_rowwise_adam, sm3_rows, sm3_rows_and_columns, adafactor, count_sketch_adam,
+                         basis, basis_two_buckets};
 
 }  // namespace recsys::RECSYS_VARIANT

@@ -123,6 +123,8 @@ def load_checkpoint(path: Path, trainable: Trainable, identity: dict[str, Any]) 
         if _sha256(path / name) != checksum:
             raise CheckpointError(f"{path / name} is damaged (its checksum differs); use an older checkpoint")
     reader = SafeReader(path)
+    progress = parse_section(Progress, record["progress"], where="progress")
+    trainable.grow(progress.step)
     state = _state(trainable)
     dense_keys = _dense_state_from_metadata(reader.read_metadata())
     state = {
@@ -134,7 +136,7 @@ def load_checkpoint(path: Path, trainable: Trainable, identity: dict[str, Any]) 
         reasons = "; ".join(str(wrapped[0]) for wrapped in error.failures.values())
         raise CheckpointError(f"{path}: its tensors cannot be loaded: {reasons}") from error
     _load_dense_optimizer(trainable, dense_keys)
-    return parse_section(Progress, record["progress"], where="progress")
+    return progress
 
 
 class SafeReader(dcp.FileSystemReader):
@@ -228,11 +230,14 @@ def _load_dense_optimizer(trainable: Trainable, loaded: dict[str, torch.Tensor])
 def _layout(trainable: Trainable) -> dict[str, Any]:
     """What must agree for the tensors to mean the same; rates and clips may change between the two."""
     config = trainable.config.model_dump(mode="json")
-    free = ("learning_rate", "weight_decay", "clip")
-    row, dense = (
-        {key: value for key, value in config[section].items() if key not in free}
-        for section in ("row_optimizer", "dense_optimizer")
-    )
+    free = {"learning_rate", "weight_decay", "clip"}
+    dense = {key: value for key, value in config["dense_optimizer"].items() if key not in free}
+    rows = {
+        name: each.model_dump(mode="json", exclude=free)
+        for name, each in trainable.row_optimizer_of_table.items()
+    }
+    # Named once where most tables share it, so that a refusal does not repeat itself for each table.
+    usual = max(rows.values(), key=list(rows.values()).count)
     tables = {
         table.name: {
             "num_ids": table.num_ids,
@@ -249,7 +254,8 @@ def _layout(trainable: Trainable) -> dict[str, Any]:
         "pooling": config["embedding"]["pooling"],
         # C++ and plain PyTorch keep the same state: a run may go on with the other.
         "kernel": "fbgemm" if config["embedding"]["kernel"] == "fbgemm" else "recsys_basis",
-        "row_optimizer": row,
+        "row_optimizer": usual,
+        "table_row_optimizers": {name: each for name, each in rows.items() if each != usual},
         "dense_optimizer": dense,
         "tower_average_decay": config["tower_average_decay"],
     }

@@ -23,6 +23,7 @@ from recsys_basis.errors import NonFiniteError
 from recsys_basis.ingest.manifest import Manifest
 from recsys_basis.metrics.jitter import JITTER_STEPS, loss_jitter
 from recsys_basis.metrics.resources import RowMeter
+from recsys_basis.row_optimizers.basis import BasisConfig
 from recsys_basis.schema import ConfigError
 from recsys_basis.training.build import Trainable, build
 from recsys_basis.training.checkpoint import Progress, list_checkpoints, load_checkpoint, save_checkpoint
@@ -31,6 +32,7 @@ from recsys_basis.training.costs import measure_costs
 from recsys_basis.training.data import open_row_groups
 from recsys_basis.training.evaluation import Evaluation, evaluate
 from recsys_basis.training.quiet import silence_known_warnings
+from recsys_basis.training.row_state import describe_row_state, summarize_row_state
 from recsys_basis.training.run_folder import RunFolder, refuse_used_folder
 from recsys_basis.training.runtime import Runtime, start_runtime
 from recsys_basis.training.spec import TrainConfig
@@ -83,6 +85,12 @@ class Run:
                 f"schedule.warmup_steps = {self.config.schedule.warmup_steps} would not end within the "
                 f"{self.num_steps} steps of this run"
             )
+        for config in self.trainable.row_optimizer_of_table.values():
+            if isinstance(config, BasisConfig) and max(config.grow_at, default=0) >= self.num_steps:
+                raise ConfigError(
+                    f"row_optimizer.grow_at = {list(config.grow_at)}: growth must come before the end of the "
+                    f"{self.num_steps} steps of this run"
+                )
         self.speed = RowMeter(WARMUP_STEPS)
         self.diagnostics = Diagnostics(self.trainable.embedding_bags(), self.config.diagnostics_every_steps)
 
@@ -93,8 +101,11 @@ class Run:
             self.progress = load_checkpoint(checkpoints[-1], self.trainable, self._identity())
             self._say(f"resumed from {checkpoints[-1]} at step {self.progress.step}")
         self.folder.start(self.progress.step)
+        self._report_row_state()
         if self.config.embedding.kernel == "auto":
-            self._say(describe_choice(self.config.row_optimizer, self.runtime.device.type))
+            device_type, configs = self.runtime.device.type, self.trainable.row_optimizer_of_table.values()
+            for words in dict.fromkeys(describe_choice(config, device_type) for config in configs):
+                self._say(words)
         self._say(
             f"training on {self.runtime.device}, {self.runtime.world_size} rank(s) of "
             f"{self.runtime.threads} thread(s), {self.num_steps:,} steps"
@@ -143,6 +154,7 @@ class Run:
         report = self.diagnostics.report()
         if report is not None:
             self.folder.log_diagnostics(step + 1, report)
+        self.trainable.grow(step + 1)
         return float(loss.detach()) / self.runtime.world_size
 
     def finish(self) -> dict[str, Any] | None:
@@ -150,6 +162,7 @@ class Run:
         evaluation = self.evaluate()
         self._save()
         costs = measure_costs(self.trainable, self.speed)
+        self.folder.write_row_state(describe_row_state(self.trainable))  # it may have grown
         jitter = self._jitter()
         if evaluation is None:
             return None
@@ -248,6 +261,12 @@ class Run:
             disable=not self.runtime.is_main or self.on_rows is not None,
             mininterval=0.5,
         )
+
+    def _report_row_state(self) -> None:
+        described = describe_row_state(self.trainable)
+        self.folder.write_row_state(described)
+        for words in summarize_row_state(self.trainable, described):
+            self._say(words)
 
     def _kept(self) -> str:
         checkpoints = list_checkpoints(self.folder.checkpoints)

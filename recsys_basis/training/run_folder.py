@@ -32,6 +32,7 @@ README = """\
 |---|---|
 | config.yaml | the resolved config: every key that decided this run |
 | environment.json | versions, machine, threads, git commit, command |
+| row_state.json | rule, rows, bucket rows and bytes of optimizer state of each table |
 | metrics.jsonl | one JSON object a line: training loss at intervals, evaluations |
 | diagnostics.jsonl | the row optimizer's state at intervals: a line a report, by table |
 | tensorboard/ | the same as curves: `tensorboard --logdir tensorboard` |
@@ -82,6 +83,11 @@ class RunFolder:
                 by_name.setdefault(name, []).append(value)
         for name, numbers in by_name.items():
             self._board.add_scalar(f"diagnostics/{name}", median(numbers), step)
+
+    def write_row_state(self, described: dict[str, dict[str, Any]]) -> None:
+        """row_state.json: what ``describe_row_state`` found."""
+        if self._writes:
+            write_json(self.path / "row_state.json", described)
 
     def write_predictions(self, label: torch.Tensor, logit: torch.Tensor) -> None:
         """label [n] int8 and logit [n] float32 of all evaluated rows."""

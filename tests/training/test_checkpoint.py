@@ -185,6 +185,29 @@ def test_another_model_is_refused_key_by_key(override: str, key: str, saved: Pat
     assert key in refusal(saved, prepared, override)
 
 
+ADAM_FOR_C3 = "+table_row_optimizers.C3=adam"
+
+
+def test_another_rule_of_one_table_is_refused_by_its_name(saved: Path, prepared: Path) -> None:
+    with trained(prepared, ADAM_FOR_C3, steps=1) as trainable, pytest.raises(CheckpointError) as caught:
+        load_checkpoint(saved, trainable, IDENTITY)
+    assert "table_row_optimizers.C3" in str(caught.value) and "C4" not in str(caught.value)
+
+
+def test_what_a_table_takes_counts_not_how_it_was_said(prepared: Path, tmp_path: Path) -> None:
+    """One table apart, said by exception and by rule; learning rates may change."""
+    with trained(prepared, ADAM_FOR_C3) as trainable:
+        path = save_checkpoint(tmp_path, trainable, PROGRESS, IDENTITY)
+        expected = [bags.weights.clone() for bags in trainable.embedding_bags()]
+    basis = "{base: basis, learning_rate: 0.3}"
+    others = f"table_row_optimizers={{C1: {basis}, C2: {basis}, C1?: {basis}, C2?: {basis}}}"
+    more = [f"+table_row_optimizers.C{number}={basis}" for number in range(4, 10)]
+    with trained(prepared, "row_optimizer=adam", others, *more, steps=1) as trainable:
+        load_checkpoint(path, trainable, IDENTITY)
+        for bags, weights in zip(trainable.embedding_bags(), expected, strict=True):
+            assert torch.equal(bags.weights, weights)
+
+
 def test_rates_and_clips_may_change(saved: Path, prepared: Path) -> None:
     with trained(prepared, "row_optimizer.learning_rate=0.5", "row_optimizer/clip=cowclip", steps=1) as other:
         assert load_checkpoint(saved, other, IDENTITY) == PROGRESS

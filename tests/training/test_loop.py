@@ -10,18 +10,23 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from sklearn.metrics import log_loss, roc_auc_score
+from support.kernels import require_kernels
 from support.ranks import run_ranks
 from support.tiny import tiny_config
 
 from recsys_basis.errors import NonFiniteError
 from recsys_basis.ingest.errors import DataError
 from recsys_basis.ingest.manifest import Manifest
+from recsys_basis.kernels.rules import RULES as RULES_IN_CPP
 from recsys_basis.metrics.click import OneClassError
+from recsys_basis.row_optimizers.sgd import SGD
 from recsys_basis.schema import ConfigError
 from recsys_basis.training.checkpoint import CheckpointError, list_checkpoints
 from recsys_basis.training.loop import Run, run_training
 from recsys_basis.training.spec import TrainConfig
 
+MIXED = "table_row_optimizers={C3: adam, C1?: adam, C12: sgd}"
+GROWING = ("row_optimizer.rows_per_bucket=20", "row_optimizer.grow_at=[7,30,40]")
 RULES = ["basis", "basis_literal", "adam", "partial_rowwise_adam", "rowwise_adagrad", "adagrad", "sgd"]
 
 
@@ -93,7 +98,8 @@ def run_until(config: TrainConfig, step: int, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    "overrides", [*((f"row_optimizer={rule}",) for rule in RULES), ("tower_average_decay=0.9",)]
+    "overrides",
+    [*((f"row_optimizer={rule}",) for rule in RULES), ("tower_average_decay=0.9",), (MIXED,), GROWING],
 )
 def test_a_killed_run_resumes_bit_for_bit(
     overrides: tuple[str, ...], prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -112,6 +118,8 @@ TWO_RANKS = {
     "basis": ("row_optimizer=basis",),
     "adam": ("row_optimizer=adam",),
     "clipped": ("row_optimizer=basis", "max_gradient_norm=0.05"),
+    "growing": ("row_optimizer.rows_per_bucket=20", "row_optimizer.grow_at=[7,20]"),
+    "mixed and clipped": (MIXED, "max_gradient_norm=0.05"),
     # 3,200 rows in batches of 3,199: the last batch has one row, and one rank has none.
     "dcnv2 and a rank without rows": (
         "model=dcnv2",
@@ -155,11 +163,16 @@ def test_clipping_acts(prepared: Path, tmp_path: Path) -> None:
 
 
 def test_fbgemm_kernel_gives_the_same_model(prepared: Path, tmp_path: Path) -> None:
-    for rule in ("rowwise_adagrad", "sgd"):
+    mixed = "table_row_optimizers={C3: sgd, C1?: sgd}"
+    for name, rule in (
+        ("rowwise_adagrad", ("row_optimizer=rowwise_adagrad",)),
+        ("sgd", ("row_optimizer=sgd",)),
+        ("both", ("row_optimizer=rowwise_adagrad", mixed)),
+    ):
         for kernel in ("torch", "fbgemm"):
-            settings = (f"row_optimizer={rule}", f"embedding.kernel={kernel}")
-            run_training(tiny_config(prepared, tmp_path / f"{rule}-{kernel}", *settings))
-        ours, theirs = (logits_of(tmp_path / f"{rule}-{kernel}") for kernel in ("torch", "fbgemm"))
+            settings = (*rule, f"embedding.kernel={kernel}")
+            run_training(tiny_config(prepared, tmp_path / f"{name}-{kernel}", *settings))
+        ours, theirs = (logits_of(tmp_path / f"{name}-{kernel}") for kernel in ("torch", "fbgemm"))
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
@@ -168,7 +181,10 @@ def test_fbgemm_kernel_gives_the_same_model(prepared: Path, tmp_path: Path) -> N
     [
         (("embedding.kernel=fbgemm", "row_optimizer=adam"), "no 'adam' on cpu"),
         (("embedding.kernel=fbgemm", "row_optimizer=basis"), "no 'basis' on cpu"),
+        (("embedding.kernel=fbgemm", "row_optimizer=sgd", MIXED), "no 'adam' on cpu"),
+        (("+table_row_optimizers.C27=adam",), "table_row_optimizers.C27 names no table"),
         (("embedding.kernel=fbgemm", "row_optimizer=sgd", "max_gradient_norm=1.0"), "max_gradient_norm"),
+        (("row_optimizer.grow_at=[3,25]",), r"grow_at = \[3, 25\].* 25 steps"),
         (("model.dense_arch=[16,4]",), "embedding_dim = 8"),
         (("model.over_arch=[16,2]",), "model.over_arch"),
         (("model.cross_layers=1",), "cross_layers"),
@@ -182,6 +198,21 @@ def test_settings_that_do_not_fit_are_refused(
     with pytest.raises(ConfigError, match=words):
         run_training(tiny_config(prepared, tmp_path / "run", *settings))
     assert not (tmp_path / "run").exists()
+
+
+def test_auto_takes_a_kernel_for_each_rule_and_says_so(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    require_kernels()
+    monkeypatch.delitem(RULES_IN_CPP, SGD)
+    settings = ("row_optimizer=adam", "+table_row_optimizers.C3=sgd")
+    run_training(tiny_config(prepared, tmp_path / "run", *settings))
+    words = capsys.readouterr().out
+    assert (
+        "auto: the C++ kernels" in words and "auto: plain PyTorch, since row_optimizer.rule = 'sgd'" in words
+    )
+    with pytest.raises(ConfigError, match=r"row_optimizer\.rule = 'sgd' has no C\+\+ kernel"):
+        run_training(tiny_config(prepared, tmp_path / "other", *settings, "embedding.kernel=cpp"))
 
 
 def test_dcnv2_and_mean_pooling_train(prepared: Path, tmp_path: Path) -> None:

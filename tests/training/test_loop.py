@@ -13,12 +13,12 @@ from sklearn.metrics import log_loss, roc_auc_score
 from support.ranks import run_ranks
 from support.tiny import tiny_config
 
+from recsys_basis.checkpoints.folder import CheckpointError, list_checkpoints
 from recsys_basis.errors import NonFiniteError
 from recsys_basis.ingest.errors import DataError
 from recsys_basis.ingest.manifest import Manifest
 from recsys_basis.metrics.click import OneClassError
 from recsys_basis.schema import ConfigError
-from recsys_basis.training.checkpoint import CheckpointError, list_checkpoints
 from recsys_basis.training.loop import Run, run_training
 from recsys_basis.training.spec import TrainConfig
 

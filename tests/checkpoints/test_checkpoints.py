@@ -16,23 +16,27 @@ from support.tiny import tiny_config
 
 from recsys_basis.batches.parquet import list_row_groups
 from recsys_basis.batches.stream import BatchStream
+from recsys_basis.checkpoints import save
+from recsys_basis.checkpoints.folder import CheckpointError, Progress, list_checkpoints, sha256_of
+from recsys_basis.checkpoints.index import SafeReader
+from recsys_basis.checkpoints.load import Loaded, load_checkpoint
+from recsys_basis.checkpoints.save import CheckpointSaver
 from recsys_basis.errors import NonFiniteError
 from recsys_basis.ingest.manifest import Manifest
-from recsys_basis.training import checkpoint
 from recsys_basis.training.build import Trainable, build
-from recsys_basis.training.checkpoint import (
-    CheckpointError,
-    Progress,
-    SafeReader,
-    list_checkpoints,
-    load_checkpoint,
-    save_checkpoint,
-)
 from recsys_basis.training.loop import run_training
 from recsys_basis.training.runtime import start_runtime
 
-PROGRESS = Progress(step=3, epoch=0, batch=3)
-IDENTITY = {"seed": 0, "data": "these rows"}
+IDENTITY = {"seed": 0, "data": "these rows", "vocabulary": {"C1": "these values"}}
+
+
+def at(step: int) -> Progress:
+    return Progress(step=step, epoch=0, batch=step, evaluated_step=-1)
+
+
+def save_checkpoint(folder: Path, trainable: Trainable, step: int = 3) -> Path:
+    """One checkpoint, written before this returns."""
+    return CheckpointSaver(folder, trainable, IDENTITY).save(at(step), wait=True)
 
 
 @contextmanager
@@ -54,7 +58,7 @@ def trained(prepared: Path, *overrides: str, steps: int = 3) -> Iterator[Trainab
 def saved(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoints")
     with trained(prepared) as trainable:
-        return save_checkpoint(folder, trainable, PROGRESS, IDENTITY)
+        return save_checkpoint(folder, trainable)
 
 
 def copy_of(saved: Path, folder: Path) -> Path:
@@ -88,7 +92,7 @@ def test_keys_are_names_and_tables_are_whole_tensors(saved: Path) -> None:
 def test_the_two_newest_are_kept(prepared: Path, tmp_path: Path) -> None:
     with trained(prepared) as trainable:
         for step in (1, 2, 3):
-            save_checkpoint(tmp_path, trainable, Progress(step=step, epoch=0, batch=step), IDENTITY)
+            save_checkpoint(tmp_path, trainable, step)
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-000000002", "step-000000003"]
 
 
@@ -96,18 +100,18 @@ def test_a_crash_while_saving_leaves_the_previous_one(
     prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with trained(prepared) as trainable:
-        first = save_checkpoint(tmp_path, trainable, PROGRESS, IDENTITY)
+        first = save_checkpoint(tmp_path, trainable)
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
 
-            def write_half(state: object, storage_writer: dcp.FileSystemWriter) -> None:
+            def write_half(state: object, storage_writer: dcp.FileSystemWriter, **_: object) -> None:
                 (Path(storage_writer.path) / "__0_0.distcp").write_bytes(b"half")
                 raise KeyboardInterrupt
 
-            patch.setattr(checkpoint.dcp, "save", write_half)
-            save_checkpoint(tmp_path, trainable, Progress(step=9, epoch=0, batch=9), IDENTITY)
+            patch.setattr(save.dcp, "save", write_half)
+            save_checkpoint(tmp_path, trainable, 9)
         assert list_checkpoints(tmp_path) == [first]
-        assert load_checkpoint(first, trainable, IDENTITY) == PROGRESS
-        again = save_checkpoint(tmp_path, trainable, Progress(step=9, epoch=0, batch=9), IDENTITY)
+        assert load_checkpoint(first, trainable, IDENTITY) == Loaded(at(3))
+        again = save_checkpoint(tmp_path, trainable, 9)
     assert list_checkpoints(tmp_path) == [first, again]
     assert not list(tmp_path.glob("*.partial"))
 
@@ -177,9 +181,7 @@ def test_a_hostile_index_executes_nothing(
     copy = copy_of(saved, tmp_path)
     (copy / ".metadata").write_bytes(pickle.dumps(Hostile()))
     record = json.loads((copy / "progress.json").read_text())
-    record["sha256"][".metadata"] = checkpoint._sha256(
-        copy / ".metadata"
-    )  # whoever forges one forges the other
+    record["sha256"][".metadata"] = sha256_of(copy / ".metadata")  # whoever forges one forges the other
     (copy / "progress.json").write_text(json.dumps(record))
     assert "builtins.exec" in refusal(copy, prepared)
     assert not (tmp_path / "owned").exists()
@@ -195,7 +197,7 @@ def test_a_hostile_tensor_executes_nothing(
     size = (copy / "__0_0.distcp").stat().st_size
     (copy / "__0_0.distcp").write_bytes(forged.read_bytes().ljust(size, b"\0"))
     record = json.loads((copy / "progress.json").read_text())
-    record["sha256"]["__0_0.distcp"] = checkpoint._sha256(copy / "__0_0.distcp")
+    record["sha256"]["__0_0.distcp"] = sha256_of(copy / "__0_0.distcp")
     (copy / "progress.json").write_text(json.dumps(record))
     with trained(prepared, steps=1) as trainable, pytest.raises(CheckpointError, match="cannot be loaded"):
         load_checkpoint(copy, trainable, IDENTITY)
@@ -206,7 +208,7 @@ def test_what_cannot_be_loaded_again_is_not_saved(prepared: Path, tmp_path: Path
     with trained(prepared) as trainable:
         next(iter(trainable.dense_optimizer.state.values()))["count"] = 3
         with pytest.raises(CheckpointError, match=r"dense_optimizer/.*/count is a int"):
-            save_checkpoint(tmp_path, trainable, PROGRESS, IDENTITY)
+            save_checkpoint(tmp_path, trainable)
     assert not list(tmp_path.iterdir())
 
 
@@ -217,5 +219,5 @@ def test_a_tensor_that_is_not_finite_is_named_and_not_saved(prepared: Path, tmp_
         with pytest.raises(
             NonFiniteError, match=r"embedding_bags\.C3\.weight holds values that are not finite"
         ):
-            save_checkpoint(tmp_path, trainable, PROGRESS, IDENTITY)
+            save_checkpoint(tmp_path, trainable)
     assert not list(tmp_path.iterdir())

@@ -24,7 +24,7 @@ from recsys_basis.checkpoints.folder import CheckpointError, Progress, Record
 from recsys_basis.checkpoints.layout import layout_of
 from recsys_basis.checkpoints.state import state_of
 from recsys_basis.embeddings.state import local_tensors
-from recsys_basis.errors import NonFiniteError
+from recsys_basis.errors import NonFiniteError, UserError
 from recsys_basis.training.build import Trainable
 from recsys_basis.training.runtime import from_main, new_cpu_group
 
@@ -93,7 +93,7 @@ class CheckpointSaver:
         return self._writing is not None and self._writing.done() and self._writing.exception() is not None
 
     def is_best(self, evaluation: dict[str, float] | None) -> bool:
-        """Whether the main rank's ``evaluation`` beats every checkpoint's; never without checkpoint_best_by."""
+        """Whether the main rank's ``evaluation`` beats every checkpoint's: no without checkpoint_best_by."""
         metric = self.config.checkpoint_best_by
         if metric is None:
             return False
@@ -161,7 +161,7 @@ class CheckpointSaver:
         mine: tuple[T | None, str | None]
         try:
             mine = (work(), None)
-        except OSError as error:
+        except (OSError, UserError) as error:
             mine = (None, str(error))
         everyone: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, mine, group=self._group)

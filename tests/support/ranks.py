@@ -26,7 +26,7 @@ with open(f"{folder}/{rank}", "wb") as file:
 def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """What ``function(*arguments)`` returns on ranks 0..world_size - 1, under torchrun's environment.
 
-    The function's module travels by value, since test modules cannot be imported elsewhere.
+    The function's module travels by value, since test modules cannot be imported elsewhere; ``support`` can.
     """
     cloudpickle.register_pickle_by_value(sys.modules[function.__module__])
     with tempfile.TemporaryDirectory() as folder:
@@ -37,6 +37,7 @@ def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) ->
             "WORLD_SIZE": str(world_size),
             "LOCAL_WORLD_SIZE": str(world_size),
             "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(Path(__file__).parents[1]),
         }
         ranks = [
             subprocess.Popen(
@@ -48,7 +49,7 @@ def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) ->
             )
             for rank in range(world_size)
         ]
-        outputs = [process.communicate(timeout=120)[0] for process in ranks]
+        outputs = [process.communicate(timeout=300)[0] for process in ranks]
         for process, output in zip(ranks, outputs, strict=True):
             assert process.returncode == 0, output
         return [cloudpickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(world_size)]

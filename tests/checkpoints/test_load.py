@@ -4,54 +4,18 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from support.ranks import run_ranks
 from support.tiny import tiny_config
+from support.trained import IDENTITY, save_checkpoint, trained
 
-from recsys_basis.batches.parquet import list_row_groups
-from recsys_basis.batches.stream import BatchStream
-from recsys_basis.checkpoints import save
-from recsys_basis.checkpoints.folder import CheckpointError, Progress, list_checkpoints, sha256_of
+from recsys_basis.checkpoints.folder import CheckpointError, sha256_of
 from recsys_basis.checkpoints.index import SafeReader
-from recsys_basis.checkpoints.load import Loaded, load_checkpoint
-from recsys_basis.checkpoints.save import CheckpointSaver
-from recsys_basis.errors import NonFiniteError
-from recsys_basis.ingest.manifest import Manifest
-from recsys_basis.training.build import Trainable, build
+from recsys_basis.checkpoints.load import load_checkpoint
 from recsys_basis.training.loop import run_training
-from recsys_basis.training.runtime import start_runtime
-
-IDENTITY = {"seed": 0, "data": "these rows", "vocabulary": {"C1": "these values"}}
-
-
-def at(step: int) -> Progress:
-    return Progress(step=step, epoch=0, batch=step, evaluated_step=-1)
-
-
-def save_checkpoint(folder: Path, trainable: Trainable, step: int = 3) -> Path:
-    """One checkpoint, written before this returns."""
-    return CheckpointSaver(folder, trainable, IDENTITY).save(at(step), wait=True)
-
-
-@contextmanager
-def trained(prepared: Path, *overrides: str, steps: int = 3) -> Iterator[Trainable]:
-    config = tiny_config(prepared, Path("unused"), *overrides)
-    with start_runtime(config.runtime) as runtime:
-        trainable = build(config, Manifest.load(prepared), runtime)
-        stream = iter(BatchStream(list_row_groups(sorted((prepared / "train").iterdir())), 64))
-        for step in range(steps):
-            batch = next(stream)
-            trainable.start_step(step, 10)
-            logits = trainable.model(batch.dense, batch.sparse).squeeze(1)
-            torch.nn.functional.binary_cross_entropy_with_logits(logits, batch.label).backward()
-            trainable.finish_step()
-        yield trainable
 
 
 @pytest.fixture(scope="module")
@@ -87,33 +51,6 @@ def test_keys_are_names_and_tables_are_whole_tensors(saved: Path) -> None:
     assert "row_optimizer/C3.energy" in entries and "row_optimizer/C3.second_moment" in entries
     assert any(key.startswith("dense_optimizer/") and key.endswith("/exp_avg") for key in entries)
     assert not any("rank" in key for key in entries)
-
-
-def test_the_two_newest_are_kept(prepared: Path, tmp_path: Path) -> None:
-    with trained(prepared) as trainable:
-        for step in (1, 2, 3):
-            save_checkpoint(tmp_path, trainable, step)
-    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-000000002", "step-000000003"]
-
-
-def test_a_crash_while_saving_leaves_the_previous_one(
-    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with trained(prepared) as trainable:
-        first = save_checkpoint(tmp_path, trainable)
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-
-            def write_half(state: object, storage_writer: dcp.FileSystemWriter, **_: object) -> None:
-                (Path(storage_writer.path) / "__0_0.distcp").write_bytes(b"half")
-                raise KeyboardInterrupt
-
-            patch.setattr(save.dcp, "save", write_half)
-            save_checkpoint(tmp_path, trainable, 9)
-        assert list_checkpoints(tmp_path) == [first]
-        assert load_checkpoint(first, trainable, IDENTITY) == Loaded(at(3))
-        again = save_checkpoint(tmp_path, trainable, 9)
-    assert list_checkpoints(tmp_path) == [first, again]
-    assert not list(tmp_path.glob("*.partial"))
 
 
 def test_another_number_of_ranks_loads_the_same_tensors(prepared: Path, tmp_path: Path) -> None:
@@ -202,22 +139,3 @@ def test_a_hostile_tensor_executes_nothing(
     with trained(prepared, steps=1) as trainable, pytest.raises(CheckpointError, match="cannot be loaded"):
         load_checkpoint(copy, trainable, IDENTITY)
     assert not (tmp_path / "owned").exists()
-
-
-def test_what_cannot_be_loaded_again_is_not_saved(prepared: Path, tmp_path: Path) -> None:
-    with trained(prepared) as trainable:
-        next(iter(trainable.dense_optimizer.state.values()))["count"] = 3
-        with pytest.raises(CheckpointError, match=r"dense_optimizer/.*/count is a int"):
-            save_checkpoint(tmp_path, trainable)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_tensor_that_is_not_finite_is_named_and_not_saved(prepared: Path, tmp_path: Path) -> None:
-    with trained(prepared) as trainable:
-        (bags,) = trainable.embedding_bags()
-        bags.split_embedding_weights()[2][0, 0] = float("nan")
-        with pytest.raises(
-            NonFiniteError, match=r"embedding_bags\.C3\.weight holds values that are not finite"
-        ):
-            save_checkpoint(tmp_path, trainable)
-    assert not list(tmp_path.iterdir())

@@ -67,6 +67,11 @@ class _IndexUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no checkpoint index needs")
 
 
+def bytes_of(entry: TensorStorageMetadata) -> int:
+    """Bytes of a whole tensor."""
+    return entry.size.numel() * entry.properties.dtype.itemsize
+
+
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     """Every tensor of checkpoint ``path``, whole, by its name; needs no process group."""
     reader = SafeReader(path)

@@ -1,11 +1,12 @@
-"""Runs killed with kill -9 at random moments, in saves too, until they end: are their weights the undisturbed ones?
+"""Runs killed with kill -9 at random moments, in saves too: do they end with the undisturbed weights?
 
     python scripts/fault_drill.py --kills 30 --ranks 1,2
 
 For each number of ranks one run is left alone; then others like it are killed (all ranks, or one of them) and
-started again with resume=auto, until the kills are spent and the last run has ended. Every second kill waits
-for a save to be under way. Prints each kill and, for each run that ended, whether every tensor of its last
-checkpoint has the undisturbed run's bits; exits with 1 if one has not.
+started again with resume=auto, until the kills are spent and the last run has ended. A kill comes up to a
+fifth of the run after the start, sometimes before the first step; every second one waits for a save.
+Prints each kill and, for each run that ended, whether every tensor of its last checkpoint has the undisturbed
+run's bits; exits with 1 if one has not.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class Kill:
-    """One kill: ``step`` that the main rank had begun; ``in_save``: a checkpoint was half written."""
+    """One kill: ``step`` that the main rank had done; ``in_save``: a checkpoint was half written."""
 
     ranks: int
     run: int
@@ -87,11 +88,9 @@ def drill(
     context.set_forkserver_preload(["recsys_basis.training.loop"])
     chance = random.Random(seed)
     job = Job(context, prepared, folder / "alone", ranks, settings)
-    began = time.monotonic()
     job.start()
     job.wait()
-    seconds = time.monotonic() - began
-    expected = last_tensors(job.output_dir)
+    expected, num_steps = last_tensors(job.output_dir), job.step
     done: list[Kill] = []
     verdicts: list[Verdict] = []
     while len(done) < kills:
@@ -100,14 +99,13 @@ def drill(
         while len(done) < kills:
             job.start()
             in_save = len(done) % 2 == 1
-            if not job.lives_until(chance.uniform(0.0, 0.8 * seconds), in_save):
+            if not job.lives_until(job.step + chance.randint(0, num_steps // 5), in_save):
                 break
-            time.sleep(chance.uniform(0.0, 0.01) if in_save else 0.0)
+            time.sleep(chance.uniform(0.0, 0.03))
             victims = chance.choice([list(range(ranks)), [chance.randrange(ranks)]])
             step, in_save = job.kill(victims)
-            done.append(
-                Kill(ranks, run, "all" if len(victims) == ranks else f"rank {victims[0]}", step, in_save)
-            )
+            killed = "all" if len(victims) == ranks else f"rank {victims[0]}"
+            done.append(Kill(ranks, run, killed, step, in_save))
         else:
             job.start()
         job.wait()
@@ -144,11 +142,14 @@ class Job:
         if not (self.output_dir / "result.json").is_file():
             raise RuntimeError(f"{self.output_dir}: the run failed; its output says why")
 
-    def lives_until(self, seconds: float, in_save: bool) -> bool:
-        """Wait ``seconds``, and with ``in_save`` for the next save; False if the run has ended before."""
-        if wait([self._processes[0].sentinel], timeout=seconds):
-            return False
-        while in_save and not self._is_saving():
+    @property
+    def step(self) -> int:
+        """Steps that the main rank had done when it last said so."""
+        return int(self._step.value)
+
+    def lives_until(self, step: int, in_save: bool) -> bool:
+        """Wait for ``step``, and with ``in_save`` for the next save; False if the run has ended before."""
+        while self.step < step or (in_save and not self._is_saving()):
             if wait([self._processes[0].sentinel], timeout=0.0005):
                 return False
         return True
@@ -159,7 +160,7 @@ class Job:
             self._processes[rank].kill()
         for rank in victims:
             self._processes[rank].join()
-        step, in_save = self._step.value, self._is_saving()
+        step, in_save = self.step, self._is_saving()
         for process in self._processes:
             process.join()
         return step, in_save
@@ -226,6 +227,7 @@ def _free_port() -> int:
 
 
 def main() -> int:
+    """The exit code: 1 if a run has ended with other tensors."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--kills", type=int, default=30, help="shared among the numbers of ranks")
     parser.add_argument("--ranks", default="1,2", help="numbers of ranks, separated by commas")

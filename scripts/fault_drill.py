@@ -86,7 +86,7 @@ def drill(
     """Kill runs of ``ranks`` ranks ``kills`` times; ``settings`` are overrides of the training config."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["recsys_basis.training.loop"])
-    chance = random.Random(seed)
+    chance = random.Random(f"{seed} {ranks}")
     job = Job(context, prepared, folder / "alone", ranks, settings)
     job.start()
     job.wait()

@@ -70,7 +70,7 @@ class RowGroup:
         if table.num_rows < self.stop:
             raise ParquetError(
                 f"{self.path}: row group {self.index} has {table.num_rows} rows and had {self.stop} or "
-                "more: do not change prepared data that is in use"
+                "more: prepare the data anew, and leave it alone while it is in use"
             )
         table = table.slice(self.start, self.num_rows)
         dense = np.empty((table.num_rows, len(DENSE_COLUMNS)), dtype=np.float32)

@@ -188,22 +188,23 @@ class BalancedAdam(Adam):
     def _move(
         self, group: ParameterGroup, tensors: _GroupTensors, cluster_scales: dict[Tensor, Tensor]
     ) -> None:
-        """Step 5 of the module for a group."""
+        """Step 5 of the module for a group.
+
+        One parameter after the other, so that its intermediate values are still in the cache when they are
+        read, and their memory is free when the next parameter needs some.
+        """
         beta1, beta2 = group["betas"]
-        second_moments = tensors.largest_second if group["amsgrad"] else tensors.second
-        corrections = bias_corrections(beta2, tensors.steps)
-        numerators: list[Tensor] = []
-        roots: list[Tensor] = []
-        for parameter, first, second, correction in zip(
-            tensors.parameters, tensors.first, second_moments, corrections, strict=True
+        for parameter, first, second, correction1, correction2 in zip(
+            tensors.parameters,
+            tensors.first,
+            tensors.largest_second if group["amsgrad"] else tensors.second,
+            bias_corrections(beta1, tensors.steps),
+            bias_corrections(beta2, tensors.steps),
+            strict=True,
         ):
             read = self._read(group, parameter, first, second, cluster_scales)
-            numerators.append(read.first)
-            roots.append(read.second * (read.scale / correction))
-        torch._foreach_sqrt_(roots)
-        torch._foreach_add_(roots, group["eps"])
-        torch._foreach_mul_(roots, bias_corrections(beta1, tensors.steps))
-        subtract_ratios(tensors.parameters, numerators, roots, group["lr"])
+            root = read.root.mul_((read.scale * (read.factor / correction2)) ** 0.5).add_(group["eps"])
+            subtract_ratios([parameter], [read.first], [root], group["lr"] / correction1)
 
     def _read(
         self,
@@ -217,19 +218,22 @@ class BalancedAdam(Adam):
         state, gradient, time = self.state[parameter], parameter.grad, group["steps_taken"]
         assert gradient is not None
         if _is_rebalancing(group):
-            return _Read(first, second, _rebalancing_factor(group, state, gradient))
+            factor = _rebalancing_factor(group, state, gradient)
+            return _Read(first, second.sqrt() if factor is None else (second * factor).sqrt_())
         if group["kept_components"] is not None and second.dim() >= 2:
             second = keep_components(second, group["kept_components"])
         if group["masking"] and time <= group["mask_steps"]:
-            first, second = mask_small(first, second, group["mask_threshold"], group["masked_entry"])
+            first, root = mask_small(first, second, group["mask_threshold"], group["masked_entry"])
             first = mask_flipping(first, count_flips(state, gradient), group["mask_flips"])
+        else:
+            root = second.sqrt()
         if "measured_scale" in state:
             scale = state["measured_scale"]
         else:
             scale = _measured_scale(group, gradient, cluster_scales.get(parameter))
-        if group["statistics"] == "freeze":
+        if group["statistics"] == "freeze" and isinstance(scale, Tensor):
             state["measured_scale"] = scale
-        return _Read(first, second, scale * group["group_scale"] if group["group_scaling"] else scale)
+        return _Read(first, root, group["group_scale"] if group["group_scaling"] else 1.0, scale)
 
     def _cluster_scales(self) -> dict[Tensor, Tensor]:
         """The cluster scale of each parameter that needs one in this step; kinds reach over groups."""
@@ -278,10 +282,12 @@ class _Read(NamedTuple):
 
     first: Tensor
     """M'."""
-    second: Tensor
-    """V'."""
-    scale: Tensor
-    """c, of a shape that broadcasts to V'."""
+    root: Tensor
+    """sqrt(V'), in memory of its own."""
+    factor: float = 1.0
+    """group_scale."""
+    scale: float | Tensor = 1.0
+    """The measured scale, of a shape that broadcasts to V'; c is factor x scale."""
 
 
 def _is_early(group: ParameterGroup) -> bool:
@@ -293,16 +299,18 @@ def _is_rebalancing(group: ParameterGroup) -> bool:
     return group["rebalancing"] and group["rebalance_start"] < group["steps_taken"] <= group["rebalance_end"]
 
 
-def _measured_scale(group: ParameterGroup, gradient: Tensor, cluster_scale: Tensor | None) -> Tensor:
+def _measured_scale(group: ParameterGroup, gradient: Tensor, cluster_scale: Tensor | None) -> float | Tensor:
     """clip(cluster scale x channel scale). Dimension 0 of an embedding counts ids: no channel scale."""
-    scale = gradient.new_ones(()) if cluster_scale is None else cluster_scale
+    scale: float | Tensor = 1.0 if cluster_scale is None else cluster_scale
     if group["dimension_scaling"] and gradient.dim() >= 2 and group["kind"] != "embedding":
-        scale = scale * channel_scale(gradient)
-    return scale.clamp(1.0 / group["scale_limit"], group["scale_limit"])
+        scale = channel_scale(gradient) * scale
+    if isinstance(scale, Tensor):
+        scale = scale.clamp(1.0 / group["scale_limit"], group["scale_limit"])
+    return scale
 
 
-def _rebalancing_factor(group: ParameterGroup, state: dict[str, Any], gradient: Tensor) -> Tensor:
-    factor = rebalance(
+def _rebalancing_factor(group: ParameterGroup, state: dict[str, Any], gradient: Tensor) -> Tensor | None:
+    return rebalance(
         state,
         gradient,
         steps_done=group["steps_taken"] - group["rebalance_start"] - 1,
@@ -311,7 +319,6 @@ def _rebalancing_factor(group: ParameterGroup, state: dict[str, Any], gradient: 
         steady_factor=group["steady_factor"],
         flipping_factor=group["flipping_factor"],
     )
-    return gradient.new_ones(()) if factor is None else factor
 
 
 def _adam_step(group: ParameterGroup, tensors: _GroupTensors) -> None:

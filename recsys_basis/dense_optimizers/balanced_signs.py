@@ -27,7 +27,7 @@ def count_flips(state: dict[str, Any], gradient: Tensor) -> Tensor:
         return state["num_flips"]
     last_sign, num_flips = state["last_sign"], state["num_flips"]
     num_flips -= (last_sign * sign).clamp_(max=0)  # -1 where the signs differ
-    last_sign.mul_(1 - sign.abs()).add_(sign)  # a zero leaves the last sign
+    last_sign.add_(sign, alpha=2).clamp_(-1, 1)  # a zero leaves the last sign
     return num_flips
 
 

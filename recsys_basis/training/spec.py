@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any
 
-from pydantic import Field, SerializeAsAny, field_validator
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
+from recsys_basis.checkpoints.folder import Metric
 from recsys_basis.dense_optimizers import DenseOptimizerConfig, parse_dense_optimizer
 from recsys_basis.embeddings.spec import EmbeddingConfig
 from recsys_basis.ingest.spec import DatasetConfig
@@ -54,8 +56,33 @@ class TrainConfig(Section):
     """Read the row optimizer's state at these steps and the last (recsys_basis.diagnostics); null: never."""
     checkpoint_every_steps: Annotated[int, Field(ge=1)] | None
     """null: at the end only."""
-    resume: Literal["auto", "never"]
+    checkpoint_asynchronous: bool
+    """Whether files are written beside training, from a copy of weights and state."""
+    checkpoint_keep: Annotated[int, Field(ge=1)]
+    """Newest checkpoints that stay."""
+    checkpoint_best_by: Metric | None
+    """Metric of evaluation by which the best checkpoint stays as well; null: none."""
+    resume: str
+    """auto, never, or the path of a checkpoint."""
     output_dir: str
+
+    @property
+    def resume_path(self) -> Path | None:
+        """The checkpoint that ``resume`` names, if it names one."""
+        return None if self.resume in ("auto", "never") else Path(self.resume)
+
+    @field_validator("resume")
+    @classmethod
+    def _names_a_checkpoint(cls, value: str) -> str:
+        if value not in ("auto", "never") and not Path(value).is_dir():
+            raise ValueError("it is auto, never, or the folder of a checkpoint (.../checkpoints/step-N)")
+        return value
+
+    @model_validator(mode="after")
+    def _best_is_evaluated(self) -> TrainConfig:
+        if self.checkpoint_best_by is not None and self.evaluate_every_steps is None:
+            raise ValueError("checkpoint_best_by needs evaluate_every_steps: only evaluated weights compare")
+        return self
 
     @field_validator("row_optimizer", mode="before")
     @classmethod

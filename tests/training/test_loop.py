@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,9 @@ from support.kernels import require_kernels
 from support.ranks import run_ranks
 from support.tiny import tiny_config
 
+from recsys_basis.batches.batch import Batch
+from recsys_basis.batches.parquet import ParquetError
+from recsys_basis.checkpoints.folder import CheckpointError, Record, list_checkpoints
 from recsys_basis.errors import NonFiniteError
 from recsys_basis.ingest.errors import DataError
 from recsys_basis.ingest.manifest import Manifest
@@ -21,7 +25,6 @@ from recsys_basis.kernels.rules import RULES as RULES_IN_CPP
 from recsys_basis.metrics.click import OneClassError
 from recsys_basis.row_optimizers.sgd import SGD
 from recsys_basis.schema import ConfigError
-from recsys_basis.training.checkpoint import CheckpointError, list_checkpoints
 from recsys_basis.training.loop import Run, run_training
 from recsys_basis.training.spec import TrainConfig
 
@@ -342,3 +345,75 @@ def test_a_used_folder_is_refused_on_every_rank(prepared: Path, tmp_path: Path) 
     answers = run_ranks(2, refusal, tiny_config(prepared, tmp_path))
     assert all("not empty" in answer for answer in answers)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def vanish(part: Path) -> None:
+    part.unlink()
+
+
+def cut(part: Path) -> None:
+    part.write_bytes(part.read_bytes()[:-100])
+
+
+def shrink(part: Path) -> None:
+    """Whole again, with fewer rows in each row group."""
+    pq.write_table(pq.read_table(part), part, row_group_size=400)
+
+
+@pytest.mark.parametrize("damage", [vanish, cut, shrink])
+def test_data_that_changes_during_training_is_named(
+    damage: Callable[[Path], None], prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "prepared"
+    shutil.copytree(prepared, copy)
+    part, original = copy / "train" / "part-00000.parquet", Run.step
+
+    def step(self: Run, batch: Batch) -> float:
+        if self.progress.step == 5:
+            damage(part)
+        return original(self, batch)
+
+    monkeypatch.setattr(Run, "step", step)
+    config = tiny_config(copy, tmp_path / "run", "checkpoint_every_steps=4", "resume=auto")
+    with pytest.raises(ParquetError, match=rf"{part}: row group \d+ .*prepare"):
+        run_training(config)
+    monkeypatch.undo()
+    shutil.copy(prepared / "train" / "part-00000.parquet", part)
+    result = run_training(config)  # from the checkpoint before
+    assert result is not None and result["steps"] == 25
+
+
+def test_the_best_evaluated_weights_stay(prepared: Path, tmp_path: Path) -> None:
+    settings = ("evaluate_every_steps=10", "checkpoint_best_by=log_loss", "checkpoint_keep=1", "epochs=2")
+    # So fast that the last weights are not the best.
+    wild = ("row_optimizer.learning_rate=0.5", "dense_optimizer.learning_rate=0.05")
+    run_training(tiny_config(prepared, tmp_path / "run", *settings, *wild))
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    losses = {line["step"]: line["log_loss"] for line in lines if line["kind"] == "evaluation"}
+    best = min(losses, key=lambda step: losses[step])
+    assert list(losses) == [10, 20, 30, 40, 50] and best < 50
+    kept = list_checkpoints(tmp_path / "run" / "checkpoints")
+    assert [path.name for path in kept] == [f"step-{best:09d}", "step-000000050"]
+    record = Record.read(kept[0])
+    assert record.evaluation is not None and record.evaluation["log_loss"] == losses[best]
+
+
+def test_a_run_begins_from_a_checkpoint_that_resume_names(prepared: Path, tmp_path: Path) -> None:
+    run_training(tiny_config(prepared, tmp_path / "whole", "checkpoint_every_steps=15"))
+    path = list_checkpoints(tmp_path / "whole" / "checkpoints")[0]
+    assert path.name == "step-000000015"
+    config = tiny_config(prepared, tmp_path / "other", f"resume={path}")
+    run_training(config)
+    assert np.array_equal(logits_of(tmp_path / "whole"), logits_of(tmp_path / "other"))
+    shutil.rmtree(path)  # as torchrun restarts it: from its own checkpoint, no longer from that one
+    path.mkdir()
+    assert run_training(config) is not None
+    (tmp_path / "another").mkdir()
+    with pytest.raises(ConfigError, match="not empty"):
+        run_training(config.model_copy(update={"resume": str(tmp_path / "another")}))
+
+
+def test_a_folder_that_cannot_be_written_is_named(prepared: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"output_dir = .*file/run cannot be written \(.*Not a directory"):
+        run_training(tiny_config(prepared, tmp_path / "file" / "run"))

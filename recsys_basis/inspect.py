@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def show_run(console: Console, path: Path) -> str | None:
-    """The result of a run, if it has ended, its checkpoints and diagnostics; returns which files are damaged."""
+    """The result of a run, if it has ended, its checkpoints, its diagnostics; returns what is damaged."""
     result = path / "result.json"
     if result.is_file():
         for key, value in json.loads(result.read_text()).items():

@@ -75,9 +75,16 @@ def test_other_data_of_the_same_vocabulary_takes_the_whole_model(saved: Path, pr
     assert all(torch.equal(now[key], old[key]) for key in now)
 
 
-def refusal(saved: Path, prepared: Path, identity: dict[str, Any], new_data: bool, **options: Any) -> str:
+def refusal(
+    saved: Path,
+    prepared: Path,
+    identity: dict[str, Any],
+    new_data: bool,
+    overrides: tuple[str, ...] = (),
+    **options: Any,
+) -> str:
     with (
-        trained(prepared, steps=0, **options) as trainable,
+        trained(prepared, *overrides, steps=0, **options) as trainable,
         pytest.raises(CheckpointError) as caught,
     ):
         load_checkpoint(saved, trainable, identity, new_data)
@@ -96,3 +103,34 @@ def test_the_vocabulary_of_a_grown_table_is_another(saved: Path, prepared: Path)
     identity = OTHER_DATA | {"vocabulary": {"C1": "more values"}}
     with trained(prepared, steps=0, more_ids={"C1": 5}) as trainable:
         assert load_checkpoint(saved, trainable, identity, new_data=True).progress == START
+
+
+def test_a_count_of_updates_stays_with_the_state_that_it_corrects(
+    saved: Path, prepared: Path, tmp_path: Path
+) -> None:
+    """Fresh sketches divided by 1 - beta^t of an old t would take steps many times too large."""
+    sketches = "row_optimizer=count_sketch_adam"
+    with trained(prepared, sketches) as trainable:
+        of_sketches = save_checkpoint(tmp_path, trainable)
+    for folder, state, expected, options in (
+        (of_sketches, "updates", 0, (sketches,)),
+        (saved, "table_updates", 3, ()),  # of the rows' energies, which move to the larger table
+    ):
+        with trained(prepared, *options, steps=0, more_ids=GROWN) as trainable:
+            load_checkpoint(folder, trainable, OTHER_DATA, new_data=True)
+            now = tensors_of(trainable)
+        assert {int(now[f"row_optimizer/{name}.{state}"]) for name in GROWN} == {expected}
+        assert int(now[f"row_optimizer/C1.{state}"]) == 3
+
+
+def test_grown_buckets_are_not_taken_back_to_step_0(prepared: Path, tmp_path: Path) -> None:
+    options = ("row_optimizer.rows_per_bucket=20", "row_optimizer.grow_at=[3]")
+    paths = []
+    with trained(prepared, *options) as trainable:
+        paths.append(save_checkpoint(tmp_path / "before", trainable, step=2))
+        trainable.grow(3)
+        paths.append(save_checkpoint(tmp_path / "after", trainable))
+    assert "has grown in its 3 steps" in refusal(paths[1], prepared, OTHER_DATA, True, overrides=options)
+    for path, identity in ((paths[0], OTHER_DATA), (paths[1], IDENTITY)):
+        with trained(prepared, *options, steps=0) as trainable:
+            load_checkpoint(path, trainable, identity, new_data=True)

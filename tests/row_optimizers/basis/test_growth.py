@@ -179,6 +179,15 @@ def test_shards_grow_as_the_whole(form: dict[str, Any]) -> None:
             assert torch.equal(mine_state.tensor, state.tensor[mine_state.offset : end])
 
 
+@every_form
+def test_a_planner_is_told_the_bytes_of_the_grown_state(form: dict[str, Any]) -> None:
+    config, shard = config_of("balanced", **form), TableShard(TABLES[0], 128, 128)
+    optimizer = basis_of(config, shard)
+    at_first = optimizer.state_bytes()
+    optimizer.grow(GROW_AT[-1])
+    assert Basis.state_bytes_of(config, shard) == optimizer.state_bytes() > at_first
+
+
 @with_forms(*FORMS)
 @every_hash
 def test_cpp_kernels_grow_as_the_reference(hash_name: str, form: dict[str, Any]) -> None:

@@ -16,6 +16,8 @@ from recsys_basis.checkpoints.growth import load_grown
 from recsys_basis.checkpoints.index import SafeReader
 from recsys_basis.checkpoints.layout import differences, grown_tables, layout_of
 from recsys_basis.checkpoints.state import set_tensors, tensors_in_place, tensors_to_set
+from recsys_basis.ingest.manifest import Manifest
+from recsys_basis.ingest.vocabulary import vocabulary_digest
 from recsys_basis.row_optimizers.base import TableState
 from recsys_basis.tables import Table
 from recsys_basis.training.build import Trainable
@@ -37,8 +39,7 @@ def load_checkpoint(
     """Fill ``trainable`` in place from ``path`` (all ranks call it).
 
     new_data: where identity["data"] differs, take the model alone: training begins at step 0, and tables
-    may have more rows than the saved ones, whose ids must mean what they meant. ``identity["vocabulary"]``
-    says so for tables that have not grown.
+    may have more rows than the saved ones, whose ids must mean what they meant (identity["vocabulary"]).
     Raises CheckpointError naming the file that is missing or damaged, or the key that does not fit.
     """
     record = Record.read(path)
@@ -75,9 +76,9 @@ def _grow(path: Path, trainable: Trainable, step: int, begins_anew: bool) -> Non
     dist.all_gather_object(grew, trainable.grow(step))
     if begins_anew and any(grew):
         raise CheckpointError(
-            f"{path}: row optimizer state has grown in its {step} steps (row_optimizer.grow_at), and a run that "
-            "begins on other data would take that back; take a checkpoint from before the growth, or start "
-            "anew with resume=never"
+            f"{path}: row optimizer state has grown in its {step} steps (row_optimizer.grow_at), and a run "
+            "that begins on other data would take that back; take a checkpoint from before the growth, or "
+            "start anew with resume=never"
         )
 
 
@@ -126,8 +127,10 @@ def _refuse_other_model(
         layout["tables"][name] = record.layout["tables"][name]
     if begins_anew:  # then the position in the data means nothing, but ids must
         saved, wanted = ({"vocabulary": dict(each["vocabulary"])} for each in (saved, wanted))
-        for name in grown:
-            saved["vocabulary"].pop(name, None), wanted["vocabulary"].pop(name, None)
+        folder = trainable.config.dataset.prepared_dir
+        for name in grown.keys() & saved["vocabulary"].keys():
+            digest = vocabulary_digest(Manifest.load(folder), folder, name, grown[name].num_ids)
+            wanted["vocabulary"][name] = digest
     found = list(differences(record.layout | saved, layout | wanted))
     if found:
         lines = [f"  {key} = {was!r}, this run has {now!r}" for key, was, now in found]

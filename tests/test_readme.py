@@ -27,14 +27,22 @@ SMALL_CLICKS = ["rows=4000", "cardinality_scale=0.001"]
 SMALL_MODEL = ["model.dense_arch=[16,16]", "model.over_arch=[16,1]"]
 FEW_RUNS = ["comparison.seeds=[0]", "comparison.search.seeds=[0]", "comparison.search.extensions=0"]
 
+TWO_VARIANTS = (
+    "comparison.variants=[{name: adam, overrides: [row_optimizer=adam], learning_rates: [0.004]}, "
+    "{name: basis, overrides: [row_optimizer=basis], learning_rates: [0.004]}]"
+)
+
 
 def smaller(command: list[str]) -> list[str]:
     """Overrides that make ``command`` fast without changing what it does."""
     if "synthesize" in command:
         return [f"synthetic.{setting}" for setting in SMALL_CLICKS]
     if "compare" in command:
+        (comparison,) = [part for part in command if part.startswith("comparison=")]
+        writes = "demo" in comparison or "synthetic" in comparison
         clicks = [f"comparison.synthetic.{setting}" for setting in SMALL_CLICKS]
-        return FEW_RUNS + SMALL_MODEL + (clicks if "comparison=demo" in command else [])
+        whole_shelf = "shelf" in comparison or "claim" in comparison
+        return FEW_RUNS + SMALL_MODEL + (clicks if writes else []) + ([TWO_VARIANTS] if whole_shelf else [])
     return SMALL_MODEL if "train" in command or "recsys_basis.train" in command else []
 
 

@@ -51,7 +51,7 @@ def test_shards_within_a_node_divide_among_its_ranks() -> None:
 
 
 def test_an_exact_name_counts_most_and_then_the_first_glob() -> None:
-    patterns = {"C10": "table_wise", "C1*": "row_wise", "C*": "table_wise"}
+    patterns = {"C1*": "row_wise", "C10": "table_wise", "?*": "table_wise"}
     assert allowed(2, table_sharding=patterns) == {
         "C1": ["row_wise"],
         "C10": ["table_wise"],

@@ -185,8 +185,8 @@ RULES = {
 }
 
 
-def for_all(rule: str) -> dict[str, RowOptimizerConfig]:
-    return {table.name: RULES[rule] for table in TABLES}
+def for_all(rule: str, **overrides: Any) -> dict[str, RowOptimizerConfig]:
+    return {table.name: RULES[rule].model_copy(update=overrides) for table in TABLES}
 
 
 EACH_ITS_OWN = {
@@ -208,29 +208,26 @@ CASES: dict[str, Case] = {
 }
 
 
-COLUMN_CASES = {
+COLUMN_CASES: dict[str, Case] = {
     **{
-        f"{rule} {sharding}": (RULES[rule], sharding, "sum")
+        f"{rule} {sharding}": (for_all(rule), sharding, "sum")
         for rule in ("basis", "basis_literal", "adam", "partial_rowwise_adam")
         for sharding in ("column_wise", "data_parallel")
     },
-    "mean column_wise": (RULES["rowwise_adagrad"], "column_wise", "mean"),
-    "mean data_parallel": (RULES["rowwise_adagrad"], "data_parallel", "mean"),
-    "frozen adagrad": (row_optimizer_defaults("adagrad", learning_rate=0.0), "table_wise", "sum"),
-    "frozen rowwise_adagrad": (
-        row_optimizer_defaults("rowwise_adagrad", learning_rate=0.0),
-        "column_wise",
-        "sum",
-    ),
+    "mean column_wise": (for_all("rowwise_adagrad"), "column_wise", "mean"),
+    "mean data_parallel": (for_all("rowwise_adagrad"), "data_parallel", "mean"),
+    "each its own column_wise": (EACH_ITS_OWN, "column_wise", "sum"),
+    "frozen adagrad": (for_all("adagrad", learning_rate=0.0), "table_wise", "sum"),
+    "frozen rowwise_adagrad": (for_all("rowwise_adagrad", learning_rate=0.0), "column_wise", "sum"),
 }
-NODE_CASES = {
+NODE_CASES: dict[str, Case] = {
     **{
-        f"{rule} {sharding}": (RULES[rule], sharding, "sum")
+        f"{rule} {sharding}": (for_all(rule), sharding, "sum")
         for rule in ("basis", "adam")
         for sharding in ("table_row_wise", "grid_shard")
     },
-    "mean grid_shard": (RULES["adam"], "grid_shard", "mean"),
-    "mean table_row_wise": (RULES["adam"], "table_row_wise", "mean"),  # c is too small for it
+    "mean grid_shard": (for_all("adam"), "grid_shard", "mean"),
+    "mean table_row_wise": (for_all("adam"), "table_row_wise", "mean"),  # c is too small for it
 }
 
 
@@ -319,6 +316,7 @@ def test_each_table_keeps_the_state_of_its_own_rule(sharding: str, together: dic
         "a.second_moment": (12, 8),  # 4 partitions of 16 rows, 5 a bucket
         "a.updates": (12,),
         "a.energy": (64,),
+        "a.table_updates": (1,),
         "b.first_moment": (30, 8),
         "b.second_moment": (30, 8),
         "b.updates": (1,),

@@ -34,4 +34,4 @@ def test_tables_of_one_row_optimizer_share_a_kernel_and_the_schedule_scales_each
         for step, factor in ((0, 1.0), (5, 0.5)):
             assert trainable.start_step(step, 10) == factor
             rates = [bags.learning_rate for bags in (kernels[adam], kernels[apart], rest)]
-            assert rates == [0.25 * factor, 0.04 * factor, 0.5 * factor]
+            assert rates == [0.25 * factor, 0.004 * factor, 0.5 * factor]

@@ -142,10 +142,12 @@ class Basis(RowOptimizer):
         parents = grown.parents(self.buckets)
         self.buckets = grown
         self.second, self.updates = self.second[parents], self.updates[parents]
+        self._second = self._stored(self.second, grown.bucket_start, "second_moment")
         self.state["second_moment"] = State(self.second, "bucket")
         self.state["updates"] = State(self.updates, "bucket")
         if self.config.first_moment == "all":
             self.first = self.first[parents]
+            self._first = self._stored(self.first, grown.bucket_start, "first_moment")
             self.state["first_moment"] = State(self.first, "bucket")
         return True
 

@@ -15,7 +15,7 @@ import torch
 
 @dataclass(frozen=True, eq=False)
 class IdCounts:
-    """starts [runs] int64, the first id of each run, from 0 on; counts [runs] int64, of each id of the run."""
+    """starts [runs] int64: the first id of each run, from 0 on; counts [runs] int64: of its every id."""
 
     starts: torch.Tensor
     counts: torch.Tensor

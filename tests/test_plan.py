@@ -52,6 +52,13 @@ def test_a_prepared_folder_knows_its_tables(prepared: Path, capsys: pytest.Captu
     assert {name: int(lines[name][1].replace(",", "")) for name in cardinalities} == cardinalities
 
 
+def test_a_state_budget_is_solved_over_all_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    budget = "row_optimizer.rows_per_bucket=null row_optimizer.state_budget=4%"
+    assert main(f"cardinalities=[200000,100,60000] {budget}".split()) == 0
+    everything = lines_of(capsys.readouterr().out)["basis"]
+    assert everything[1] == "1.3 MB"  # of Adam's 2 * 64 bytes for each of 260,100 rows, and padding
+
+
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
@@ -62,7 +69,7 @@ def test_a_prepared_folder_knows_its_tables(prepared: Path, capsys: pytest.Captu
         ("cardinalities=[9] memory_gb=0.0", "memory_gb"),
         ("cardinalities=[9] world_size=0", "world_size"),
         ("prepared_dir=nowhere", "nowhere is not a prepared data set"),
-        ("cardinalities=[9] embedding.table_sharding={C2:row_wise}", "the tables are C1"),
+        ("cardinalities=[9] embedding.table_sharding={C2:row_wise}", "names no table; they are C1"),
     ],
 )
 def test_unclear_questions_are_refused(command: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,8 +2,8 @@
 
 Rows are striped over partitions (``tables.py``), so a table of more ids has another layout: each saved
 row is found by its id, read from its old place and written to its new one. New rows stay as they are in
-a fresh table, weights and state. So do all bucket rows of the table: which rows share one depends on the
-number of rows, and a mean over other rows would be nobody's second moment.
+a fresh table, weights and state. So do all bucket rows of the table, with the count of their updates: which
+rows share one depends on the number of rows, and a mean over other rows would be nobody's second moment.
 """
 
 from __future__ import annotations

@@ -16,6 +16,9 @@ from recsys_basis.checkpoints.growth import load_grown
 from recsys_basis.checkpoints.index import SafeReader
 from recsys_basis.checkpoints.layout import differences, grown_tables, layout_of
 from recsys_basis.checkpoints.state import set_tensors, tensors_in_place, tensors_to_set
+from recsys_basis.ingest.manifest import Manifest
+from recsys_basis.ingest.vocabulary import vocabulary_digest
+from recsys_basis.row_optimizers.base import TableState
 from recsys_basis.tables import Table
 from recsys_basis.training.build import Trainable
 
@@ -36,8 +39,7 @@ def load_checkpoint(
     """Fill ``trainable`` in place from ``path`` (all ranks call it).
 
     new_data: where identity["data"] differs, take the model alone: training begins at step 0, and tables
-    may have more rows than the saved ones, whose ids must mean what they meant. ``identity["vocabulary"]``
-    says so for tables that have not grown.
+    may have more rows than the saved ones, whose ids must mean what they meant (identity["vocabulary"]).
     Raises CheckpointError naming the file that is missing or damaged, or the key that does not fit.
     """
     record = Record.read(path)
@@ -50,7 +52,7 @@ def load_checkpoint(
         )
     _refuse_other_model(path, record, trainable, identity, begins_anew, grown)
     _refuse_damaged(path, record)
-    trainable.grow(record.progress.step)
+    _grow(path, trainable, record.progress.step, begins_anew)
     try:
         _fill(SafeReader(path), trainable, grown)
     except CheckpointException as error:
@@ -68,17 +70,28 @@ def load_checkpoint(
     return Loaded(START, tuple(told))
 
 
+def _grow(path: Path, trainable: Trainable, step: int, begins_anew: bool) -> None:
+    """To the size of step ``step``, which a run from step 0 would take back: all ranks refuse that."""
+    grew = [False] * dist.get_world_size()
+    dist.all_gather_object(grew, trainable.grow(step))
+    if begins_anew and any(grew):
+        raise CheckpointError(
+            f"{path}: row optimizer state has grown in its {step} steps (row_optimizer.grow_at), and a run "
+            "that begins on other data would take that back; take a checkpoint from before the growth, or "
+            "start anew with resume=never"
+        )
+
+
 def _fill(reader: SafeReader, trainable: Trainable, grown: dict[str, Table]) -> None:
     state, apart = tensors_in_place(trainable), {}
-    per_row = {
-        f"row_optimizer/{part.table}.{part.name}"
-        for bags in trainable.embedding_bags()
-        for part in bags.row_optimizer.table_states()
-        if part.per == "row"
-    }
+    parts = [part for bags in trainable.embedding_bags() for part in bags.row_optimizer.table_states()]
+    per_row = {_key_of(part) for part in parts if part.per == "row"}
+    # A number of the table belongs to its rows' state; where there is none, to that of buckets.
+    with_rows = {part.table for part in parts if part.per == "row"}
+    of_buckets = {_key_of(part) for part in parts if part.per == "table" and part.table not in with_rows}
     for key, value in list(state.items()):
         table = _table_of(key)
-        if table in grown and isinstance(value, ShardedTensor):
+        if table in grown and (isinstance(value, ShardedTensor) or key in of_buckets):
             del state[key]
             if key.startswith("model/") or key in per_row:
                 apart[key] = value
@@ -89,6 +102,10 @@ def _fill(reader: SafeReader, trainable: Trainable, grown: dict[str, Table]) -> 
             tensors = {key: value for key, value in apart.items() if _table_of(key) == new.name}
             load_grown(reader, tensors, grown[new.name], new)
     set_tensors(trainable, loaded)
+
+
+def _key_of(part: TableState) -> str:
+    return f"row_optimizer/{part.table}.{part.name}"
 
 
 def _table_of(key: str) -> str:
@@ -110,8 +127,10 @@ def _refuse_other_model(
         layout["tables"][name] = record.layout["tables"][name]
     if begins_anew:  # then the position in the data means nothing, but ids must
         saved, wanted = ({"vocabulary": dict(each["vocabulary"])} for each in (saved, wanted))
-        for name in grown:
-            saved["vocabulary"].pop(name, None), wanted["vocabulary"].pop(name, None)
+        folder = trainable.config.dataset.prepared_dir
+        for name in grown.keys() & saved["vocabulary"].keys():
+            digest = vocabulary_digest(Manifest.load(folder), folder, name, grown[name].num_ids)
+            wanted["vocabulary"][name] = digest
     found = list(differences(record.layout | saved, layout | wanted))
     if found:
         lines = [f"  {key} = {was!r}, this run has {now!r}" for key, was, now in found]

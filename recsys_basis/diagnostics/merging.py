@@ -25,7 +25,8 @@ def merge_readings(readings: Sequence[ShardReading]) -> dict[str, dict[str, Any]
 
 
 def _merge_table(shards: Sequence[ShardReading]) -> dict[str, Any]:
-    rows_touched = sum(shard.rows_touched for shard in shards)
+    of_rows = list({shard.first_row: shard for shard in shards}.values())
+    rows_touched = sum(shard.rows_touched for shard in of_rows)
     merged: dict[str, Any] = {"rows_touched": rows_touched}
     weight = sum(shard.weight_square for shard in shards)
     if weight > 0:
@@ -38,14 +39,17 @@ def _merge_table(shards: Sequence[ShardReading]) -> dict[str, Any]:
             smallest, largest = min(each.smallest for each in ranges), max(each.largest for each in ranges)
             underflowed = sum(each.underflowed for each in ranges) / entries
             merged["state"][name] = {"smallest": smallest, "largest": largest, "underflowed": underflowed}
-    buckets = [shard.buckets for shard in shards if shard.buckets is not None]
-    return merged | (_merge_buckets(buckets, rows_touched) if buckets else {})
+    buckets = [shard.buckets for shard in of_rows if shard.buckets is not None]
+    if buckets:
+        merged |= _merge_buckets(buckets, rows_touched)
+        merged |= _merge_scalars([shard.buckets for shard in shards if shard.buckets is not None])
+    return merged
 
 
 def _merge_buckets(buckets: Sequence[BucketReading], rows_touched: int) -> dict[str, Any]:
+    """What rows share: the same for every block of their columns."""
     loads = np.concatenate([each.loads for each in buckets])
     fullest = sorted((each for shard in buckets for each in shard.fullest), key=lambda each: -len(each[1]))
-    widest = sorted((each for shard in buckets for each in shard.widest), key=lambda each: -each[1])
     by_bucket: dict[int, list[int]] = {}
     for row, bucket in (each for shard in buckets for each in shard.hottest):
         by_bucket.setdefault(bucket, []).append(row)
@@ -66,18 +70,27 @@ def _merge_buckets(buckets: Sequence[BucketReading], rows_touched: int) -> dict[
     }
     if rows_touched:
         merged["collision_rate"] = sum(each.colliding_rows for each in buckets) / rows_touched
-    scalars = np.concatenate([each.scalars for each in buckets])
-    if len(scalars):
-        values = np.percentile(scalars, PERCENTILES)
-        merged["scalar"] = {f"p{rank}": float(value) for rank, value in zip(PERCENTILES, values, strict=True)}
-        if buckets[0].bounds is not None:
-            low, high = buckets[0].bounds
-            merged["scalar"] |= {
-                "at_min": float((scalars <= low).mean()),
-                "at_max": float((scalars >= high).mean()),
-            }
-        merged["widest_buckets"] = [
-            {"bucket": bucket, "spread": spread, "ids": ids[:LISTED_IDS]}
-            for bucket, spread, ids in widest[:NUM_WORST]
-        ]
     return merged
+
+
+def _merge_scalars(buckets: Sequence[BucketReading]) -> dict[str, Any]:
+    """Of all shards: each block of columns has scalars of its own."""
+    scalars = np.concatenate([each.scalars for each in buckets])
+    if not len(scalars):
+        return {}
+    values = np.percentile(scalars, PERCENTILES)
+    scalar = {f"p{rank}": float(value) for rank, value in zip(PERCENTILES, values, strict=True)}
+    if buckets[0].bounds is not None:
+        low, high = buckets[0].bounds
+        scalar["at_min"], scalar["at_max"] = float((scalars <= low).mean()), float((scalars >= high).mean())
+    widest: dict[int, tuple[float, list[int]]] = {}
+    for bucket, spread, ids in (each for shard in buckets for each in shard.widest):
+        widest[bucket] = max(widest.get(bucket, (0.0, [])), (spread, ids))
+    ordered = sorted(widest.items(), key=lambda item: -item[1][0])
+    return {
+        "scalar": scalar,
+        "widest_buckets": [
+            {"bucket": bucket, "spread": spread, "ids": ids[:LISTED_IDS]}
+            for bucket, (spread, ids) in ordered[:NUM_WORST]
+        ],
+    }

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from recsys_basis.diagnostics.buckets import NUM_WORST, ShardBuckets
 from recsys_basis.diagnostics.watch import Watch
 from recsys_basis.row_optimizers.basis import Basis
+from recsys_basis.row_optimizers.basis.storage import as_float32
 from recsys_basis.row_optimizers.bias import bias_correction
 
 SAMPLED_ENTRIES = 1000
@@ -52,6 +53,8 @@ class ShardReading:
     """Of one shard of ``table``."""
 
     table: str
+    first_row: int
+    """Of the table. Shards with the same one hold the same rows: blocks of columns, and replicas."""
     rows_touched: int
     weight_square: float
     """Sum of squares of the touched rows' weights before the step; ``update_square``: of their change."""
@@ -68,10 +71,10 @@ def read_shards(watch: Watch, buckets: list[ShardBuckets]) -> Iterator[ShardRead
     starts = torch.tensor([*optimizer.row_starts, optimizer.num_rows], device=watch.rows.device)
     bounds = torch.searchsorted(watch.rows, starts).tolist()
     colliding = _colliding(optimizer, watch.rows) if isinstance(optimizer, Basis) else None
-    states: dict[str, dict[str, StateRange]] = {}
+    states: list[dict[str, StateRange]] = [{} for _ in optimizer.shards]
     for state in optimizer.table_states():
         if state.per != "table" and state.tensor.is_floating_point() and len(state.tensor):
-            states.setdefault(state.table, {})[state.name] = range_of(state.tensor)
+            states[state.shard][state.name] = range_of(state.tensor)
     for index, shard in enumerate(optimizer.shards):
         touched = slice(bounds[index], bounds[index + 1])
         of_buckets = None
@@ -79,10 +82,11 @@ def read_shards(watch: Watch, buckets: list[ShardBuckets]) -> Iterator[ShardRead
             of_buckets = _read_buckets(optimizer, buckets[index], int(colliding[touched].sum()))
         yield ShardReading(
             table=shard.table.name,
+            first_row=shard.row_offset,
             rows_touched=touched.stop - touched.start,
             weight_square=float(weights[touched].sum()),
             update_square=float(updates[touched].sum()),
-            states=states.get(shard.table.name, {}),
+            states=states[index],
             buckets=of_buckets,
         )
 
@@ -107,19 +111,19 @@ def scalars_of(optimizer: Basis, buckets: ShardBuckets) -> tuple[torch.Tensor, t
     """
     if optimizer.config.scalar == "hypergradient":
         touched = optimizer.updates.index_select(0, buckets.places.first) > 0
-        return optimizer.scalar.index_select(0, buckets.rows), touched
+        return as_float32(optimizer.scalar.index_select(0, buckets.rows)), touched
     second = _corrected(optimizer, buckets.places.first)
     if buckets.places.second is not None:
         second = torch.minimum(second, _corrected(optimizer, buckets.places.second))
-    energy = optimizer.energy.index_select(0, buckets.rows)
-    return second.mean(1).sqrt() / energy.sqrt(), energy > 0
+    energy = as_float32(optimizer.energy.index_select(0, buckets.rows))
+    return optimizer.scalar_of_energy(second.mean(1), energy, buckets.rows), energy > 0
 
 
 def _corrected(optimizer: Basis, buckets: torch.Tensor) -> torch.Tensor:
     """V^ [n, D] of bucket rows; 0 where they were never touched."""
     updates = optimizer.updates.index_select(0, buckets).clamp(min=1)
     correction = bias_correction(optimizer.config.beta2, updates)
-    return optimizer.second.index_select(0, buckets) / correction[:, None]
+    return as_float32(optimizer.second.index_select(0, buckets)) / correction[:, None]
 
 
 def _read_buckets(optimizer: Basis, buckets: ShardBuckets, colliding_rows: int) -> BucketReading:

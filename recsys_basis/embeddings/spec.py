@@ -27,7 +27,7 @@ class EmbeddingConfig(Section):
     """Who computes lookup and update: our embedding bags by C++ kernels or in plain PyTorch, or FBGEMM."""
     sharding: Literal["auto"] | ShardingName
     table_sharding: dict[str, ShardingName] | None
-    """Of single tables, by name or glob; an exact name counts most, then the last glob that matches."""
+    """Of single tables, by name or glob; an exact name counts before a glob, then the first that fits."""
     column_shards: Annotated[int, Field(ge=1)]
     """S: equal blocks of columns that a table is cut into under column_wise and grid_shard."""
     max_partitions: Annotated[int, Field(ge=1, le=MAX_PARTITIONS)]

@@ -44,10 +44,12 @@ class RowFusedOptimizer(FusedOptimizer):
         super().__init__(params, {weight: {} for weight in params.values()}, [group])
         self._expose_state()
 
-    def grow(self, step: int) -> None:
-        """Give state the size that it has after ``step`` steps of a run."""
-        if self.bags.grow(step):
+    def grow(self, step: int) -> bool:
+        """Give state the size that it has after ``step`` steps of a run; whether that is another one."""
+        changed = self.bags.grow(step)
+        if changed:
             self._expose_state()
+        return changed
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Before forward: hand the scheduled learning rate to the kernel."""

@@ -7,6 +7,7 @@ Of each integer column, its shift: -min where the smallest training value is neg
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -110,6 +111,18 @@ class Fitted:
             )
         record = manifest.vocabulary
         return cls(vocabularies, manifest.integer_shifts, record.min_count, record.num_rows)
+
+
+def vocabulary_digest(manifest: Manifest, folder: Path | str, column: str, num_ids: int | None = None) -> str:
+    """SHA-256 of what the ids below ``num_ids`` of ``column`` mean in the prepared ``folder``; None: all ids.
+
+    Raises DataError naming a file that is missing or damaged.
+    """
+    file = manifest.vocabulary_files[column]
+    file.verify(folder)
+    values = pq.read_table(Path(folder) / file.path, columns=["value"])["value"].to_numpy()
+    known = values if num_ids is None else values[: num_ids - 1]  # id 0 has no value
+    return hashlib.sha256(known.astype("<u4").tobytes()).hexdigest()
 
 
 def fit(staged: StagedTable, num_rows: int, min_count: int) -> Fitted:

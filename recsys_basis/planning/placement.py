@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torchrec.distributed.planner.types import PlannerError, ShardingOption
@@ -32,12 +32,17 @@ class Placement:
     fullest_rank_bytes: int
 
 
-def place(
-    config: PlanConfig, tables: Sequence[Table], rule: RowOptimizerConfig, world_size: int
-) -> Placement | None:
+Rules = Mapping[str, RowOptimizerConfig]
+"""The row optimizer of each table, state budgets solved."""
+
+
+def place(config: PlanConfig, tables: Sequence[Table], rules: Rules, world_size: int) -> Placement | None:
     """None where the tables do not fit. Raises ConfigError for a sharding that they cannot have."""
-    spec = EmbeddingSpec(tuple(tables), rule, hold_gradients=False, kernel="torch")
-    sharder = RowOptimizerSharder(tuple(tables), {table.name: {SPEC_KEY: spec} for table in tables})
+    specs = {
+        name: {SPEC_KEY: EmbeddingSpec(tuple(tables), rule, hold_gradients=False, kernel="torch")}
+        for name, rule in rules.items()
+    }
+    sharder = RowOptimizerSharder(tuple(tables), specs)
     # Where nodes cannot be filled evenly TorchRec takes all ranks for one node, and so do we.
     even = world_size % config.ranks_per_node == 0
     topology = create_topology(
@@ -59,12 +64,12 @@ def place(
     return Placement({option.name: _in_words(option) for option in placed}, max(of_rank.values()))
 
 
-def fewest_ranks(config: PlanConfig, tables: Sequence[Table], rule: RowOptimizerConfig) -> int | None:
+def fewest_ranks(config: PlanConfig, tables: Sequence[Table], rules: Rules) -> int | None:
     """The smallest number of ranks on which the tables fit; None if no number does.
 
     More ranks help until every partition, or every piece that is not cut over all ranks, has one of its own.
     """
-    needed = sum(weight_bytes(table) + table_state_bytes(rule, table) for table in tables)
+    needed = sum(weight_bytes(table) + table_state_bytes(rules, table) for table in tables)
     least = max(1, math.ceil(needed / (config.memory_gb * 1e9 * TABLES_SHARE)))
     kinds = {config.embedding.sharding, *(config.embedding.table_sharding or {}).values()}
     within_node = config.ranks_per_node if kinds & {"table_row_wise", "grid_shard"} else 1
@@ -72,7 +77,7 @@ def fewest_ranks(config: PlanConfig, tables: Sequence[Table], rule: RowOptimizer
     most = max(pieces, *(table.num_partitions for table in tables))
     for world_size in range(least, most + 1):
         try:
-            if place(config, tables, rule, world_size) is not None:
+            if place(config, tables, rules, world_size) is not None:
                 return world_size
         except ConfigError:  # an explicit sharding that this number of ranks does not allow
             continue
@@ -84,9 +89,9 @@ def weight_bytes(table: Table) -> int:
     return table.num_rows * table.embedding_dim * 4
 
 
-def table_state_bytes(rule: RowOptimizerConfig, table: Table) -> int:
+def table_state_bytes(rules: Rules, table: Table) -> int:
     """Of the whole table."""
-    return state_bytes(rule, TableShard.whole(table))
+    return state_bytes(rules[table.name], TableShard.whole(table))
 
 
 def _in_words(option: ShardingOption) -> str:

@@ -13,13 +13,13 @@ from rich.table import Table as Grid
 from recsys_basis.embeddings.plan import TABLES_SHARE
 from recsys_basis.planning.placement import (
     Placement,
+    Rules,
     fewest_ranks,
     place,
     table_state_bytes,
     weight_bytes,
 )
 from recsys_basis.planning.spec import PlanConfig
-from recsys_basis.row_optimizers.base import RowOptimizerConfig
 from recsys_basis.tables import Table
 
 MAX_WIDTH = 400
@@ -27,10 +27,10 @@ MAX_WIDTH = 400
 
 
 def print_plan(
-    config: PlanConfig, tables: Sequence[Table], chosen: str, optimizers: Mapping[str, RowOptimizerConfig]
+    config: PlanConfig, tables: Sequence[Table], chosen: str, optimizers: Mapping[str, Rules]
 ) -> None:
     """Print both tables to stdout; ``chosen`` is the optimizer whose placement is shown."""
-    placements = {name: place(config, tables, rule, config.world_size) for name, rule in optimizers.items()}
+    placements = {name: place(config, tables, rules, config.world_size) for name, rules in optimizers.items()}
     console = Console(file=sys.stdout, width=MAX_WIDTH)
     console.print(_by_table(config, tables, chosen, optimizers, placements[chosen]))
     console.print(_by_optimizer(config, tables, optimizers, placements))
@@ -40,7 +40,7 @@ def _by_table(
     config: PlanConfig,
     tables: Sequence[Table],
     chosen: str,
-    optimizers: Mapping[str, RowOptimizerConfig],
+    optimizers: Mapping[str, Rules],
     placement: Placement | None,
 ) -> Grid:
     grid = _grid(
@@ -61,18 +61,18 @@ def _by_table(
     return grid
 
 
-def _costs(tables: Sequence[Table], optimizers: Mapping[str, RowOptimizerConfig]) -> list[str]:
+def _costs(tables: Sequence[Table], optimizers: Mapping[str, Rules]) -> list[str]:
     return [
         f"{sum(table.num_ids for table in tables):,}",
         decimal(sum(map(weight_bytes, tables))),
-        *(decimal(sum(table_state_bytes(rule, table) for table in tables)) for rule in optimizers.values()),
+        *(decimal(sum(table_state_bytes(rules, table) for table in tables)) for rules in optimizers.values()),
     ]
 
 
 def _by_optimizer(
     config: PlanConfig,
     tables: Sequence[Table],
-    optimizers: Mapping[str, RowOptimizerConfig],
+    optimizers: Mapping[str, Rules],
     placements: Mapping[str, Placement | None],
 ) -> Grid:
     grid = _grid(
@@ -82,10 +82,10 @@ def _by_optimizer(
         [],
     )
     weights = sum(map(weight_bytes, tables))
-    for name, rule in optimizers.items():
-        state = sum(table_state_bytes(rule, table) for table in tables)
+    for name, rules in optimizers.items():
+        state = sum(table_state_bytes(rules, table) for table in tables)
         placement = placements[name]
-        fewest = fewest_ranks(config, tables, rule)
+        fewest = fewest_ranks(config, tables, rules)
         grid.add_row(
             name,
             decimal(state),

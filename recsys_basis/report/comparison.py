@@ -29,7 +29,7 @@ BOOTSTRAP_SEED = 0
 
 
 class RunsDifferError(UserError, ValueError):
-    """The runs cannot stand in one table: other test rows, a seed twice, a variant of two settings."""
+    """The runs make no table: there are none, or other test rows, a seed twice, a variant of two settings."""
 
 
 def column(meaning: str, default: Any = MISSING) -> Any:
@@ -131,10 +131,10 @@ def compare_runs(records: Sequence[RunRecord], judging: Judging) -> list[Variant
     Differences are paired by test row and by seed. They are None for the baseline itself, and, with a
     logged warning, where the baseline is missing or shares no seed with the variant.
     Raises RunsDifferError where runs were evaluated on different test rows, a variant has a seed twice,
-    or its runs differ in learning rate or bytes; ValueError for no records.
+    its runs differ in learning rate or bytes, or there are no records.
     """
     if not records:
-        raise ValueError("there are no finished runs to compare")
+        raise RunsDifferError("there are no finished runs to compare: where all diverged, lower their rates")
     baseline, groups = judging.baseline, _group_by_variant(records)
     labels, logits = _read_predictions(records)
     if baseline not in groups:

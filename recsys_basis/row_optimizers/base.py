@@ -11,6 +11,7 @@ the same way, so each table's part of it is a view, and that view is what checkp
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -97,12 +98,14 @@ class RowOptimizer(ABC):
 
     @classmethod
     def state_bytes_of(cls, config: RowOptimizerConfig, shard: TableShard) -> int:
-        """Bytes of state that ``shard`` will have, before any memory is taken: what a planner asks.
+        """Most bytes of state that ``shard`` will have in a run: what a planner asks before memory is taken.
 
         It is the rule itself, built where tensors have shapes and no memory. A rule whose ``__init__`` must
         read what it made overrides this by a formula.
         """
-        return cls(config, [shard], "meta").state_bytes()
+        optimizer = cls(config, [shard], "meta")
+        optimizer.grow(sys.maxsize)
+        return optimizer.state_bytes()
 
     @classmethod
     def state_follows_columns(cls, config: RowOptimizerConfig, table: Table) -> bool:

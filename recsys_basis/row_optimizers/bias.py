@@ -33,5 +33,9 @@ class TableUpdates:
     def advance(self, rows: torch.Tensor) -> torch.Tensor:
         """Count one more update of every table; t [U] int64 of each of ``rows``."""
         self.count += 1
+        return self.of_rows(rows)
+
+    def of_rows(self, rows: torch.Tensor) -> torch.Tensor:
+        """t [U] int64 of the table of each of ``rows`` [U] int64."""
         tables = torch.searchsorted(self.row_starts, rows, right=True) - 1
         return self.count.index_select(0, tables)

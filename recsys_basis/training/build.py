@@ -73,10 +73,9 @@ class Trainable:
         if self.tower_average is not None:
             self.tower_average.update()
 
-    def grow(self, step: int) -> None:
-        """Give rows' optimizer state the size that it has after ``step`` steps, where it grows."""
-        for optimizer in _fused_optimizers(self.row_optimizer):
-            optimizer.grow(step)
+    def grow(self, step: int) -> bool:
+        """Give rows' optimizer state the size that it has after ``step`` steps; whether some here changed."""
+        return any([optimizer.grow(step) for optimizer in _fused_optimizers(self.row_optimizer)])
 
     def dense_parameters(self) -> list[nn.Parameter]:
         return [parameter for _, parameter in dense_parameters(self.model)]

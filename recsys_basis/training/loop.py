@@ -24,6 +24,7 @@ from recsys_basis.diagnostics.recorder import Diagnostics
 from recsys_basis.embeddings.choice import describe_choice
 from recsys_basis.errors import NonFiniteError
 from recsys_basis.ingest.manifest import Manifest
+from recsys_basis.ingest.vocabulary import vocabulary_digest
 from recsys_basis.metrics.jitter import JITTER_STEPS, loss_jitter
 from recsys_basis.metrics.resources import RowMeter
 from recsys_basis.row_optimizers.basis import BasisConfig
@@ -108,7 +109,8 @@ class Run:
                 )
         self.speed = RowMeter(WARMUP_STEPS)
         self.diagnostics = Diagnostics(self.trainable.embedding_bags(), self.config.diagnostics_every_steps)
-        self.saver = CheckpointSaver(self.folder.checkpoints, self.trainable, self._identity())
+        self.identity = self._identity()
+        self.saver = CheckpointSaver(self.folder.checkpoints, self.trainable, self.identity)
         self.agreement = Agreement(new_cpu_group(self.config.runtime))
 
     def resume(self) -> None:
@@ -117,7 +119,7 @@ class Run:
         path = from_main(own[-1] if own else self.config.resume_path)
         if path is not None:
             new_data = path == self.config.resume_path
-            loaded = load_checkpoint(path, self.trainable, self._identity(), new_data)
+            loaded = load_checkpoint(path, self.trainable, self.identity, new_data)
             self.progress = loaded.progress
             if not new_data:
                 self.saver.mark_saved(self.progress.step)
@@ -288,10 +290,13 @@ class Run:
     def _identity(self) -> dict[str, Any]:
         """What decides the order of rows, since a position means nothing in another, and what ids mean."""
         names = {"seed", "batch_size", "shuffle_window", "holdout_fraction", "max_train_rows"}
-        vocabulary = {column: file.sha256 for column, file in self.manifest.vocabulary_files.items()}
+        folder = self.config.dataset.prepared_dir
         return self.config.model_dump(mode="json", include=names) | {
             "data": self.manifest.digest(),
-            "vocabulary": vocabulary,
+            "vocabulary": {
+                column: vocabulary_digest(self.manifest, folder, column)
+                for column in self.manifest.vocabulary_files
+            },
         }
 
     def _over_ranks(self, shares: list[float]) -> list[float]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import torch
-from support.trained import IDENTITY, save_checkpoint, trained
+from support.trained import IDENTITY, at, save_checkpoint, trained
 
 from recsys_basis.checkpoints.folder import CheckpointError
 from recsys_basis.checkpoints.index import read_tensors
 from recsys_basis.checkpoints.load import START, Loaded, load_checkpoint
+from recsys_basis.checkpoints.save import CheckpointSaver
 from recsys_basis.checkpoints.state import state_of
 from recsys_basis.embeddings.state import local_tensors
 from recsys_basis.training.build import Trainable
@@ -75,9 +79,16 @@ def test_other_data_of_the_same_vocabulary_takes_the_whole_model(saved: Path, pr
     assert all(torch.equal(now[key], old[key]) for key in now)
 
 
-def refusal(saved: Path, prepared: Path, identity: dict[str, Any], new_data: bool, **options: Any) -> str:
+def refusal(
+    saved: Path,
+    prepared: Path,
+    identity: dict[str, Any],
+    new_data: bool,
+    overrides: tuple[str, ...] = (),
+    **options: Any,
+) -> str:
     with (
-        trained(prepared, steps=0, **options) as trainable,
+        trained(prepared, *overrides, steps=0, **options) as trainable,
         pytest.raises(CheckpointError) as caught,
     ):
         load_checkpoint(saved, trainable, identity, new_data)
@@ -92,7 +103,48 @@ def test_what_is_no_growth_is_refused(saved: Path, prepared: Path) -> None:
     assert "tables.C3.num_ids" in refusal(saved, prepared, IDENTITY, True, more_ids={"C3": 1})
 
 
-def test_the_vocabulary_of_a_grown_table_is_another(saved: Path, prepared: Path) -> None:
+def test_the_old_ids_of_a_grown_table_mean_what_they_meant(prepared: Path, tmp_path: Path) -> None:
+    """A vocabulary fitted anew orders its ids by other counts: old rows would go to other values."""
+    values = pq.read_table(prepared / "vocabulary" / "C1.parquet")["value"].to_pylist()
+    saved = {}
+    with trained(prepared, steps=0) as trainable:
+        for name, each in (("same", values), ("swapped", [values[1], values[0], *values[2:]])):
+            digest = hashlib.sha256(struct.pack(f"<{len(each)}I", *each)).hexdigest()
+            identity = IDENTITY | {"vocabulary": {"C1": digest}}
+            saved[name] = CheckpointSaver(tmp_path / name, trainable, identity).save(at(3), wait=True)
     identity = OTHER_DATA | {"vocabulary": {"C1": "more values"}}
     with trained(prepared, steps=0, more_ids={"C1": 5}) as trainable:
-        assert load_checkpoint(saved, trainable, identity, new_data=True).progress == START
+        assert load_checkpoint(saved["same"], trainable, identity, new_data=True).progress == START
+    refused = refusal(saved["swapped"], prepared, identity, True, more_ids={"C1": 5})
+    assert "vocabulary.C1 = " in refused and "tables" not in refused
+
+
+def test_a_count_of_updates_stays_with_the_state_that_it_corrects(
+    saved: Path, prepared: Path, tmp_path: Path
+) -> None:
+    """Fresh sketches divided by 1 - beta^t of an old t would take steps many times too large."""
+    sketches = "row_optimizer=count_sketch_adam"
+    with trained(prepared, sketches) as trainable:
+        of_sketches = save_checkpoint(tmp_path, trainable)
+    for folder, state, expected, options in (
+        (of_sketches, "updates", 0, (sketches,)),
+        (saved, "table_updates", 3, ()),  # of the rows' energies, which move to the larger table
+    ):
+        with trained(prepared, *options, steps=0, more_ids=GROWN) as trainable:
+            load_checkpoint(folder, trainable, OTHER_DATA, new_data=True)
+            now = tensors_of(trainable)
+        assert {int(now[f"row_optimizer/{name}.{state}"]) for name in GROWN} == {expected}
+        assert int(now[f"row_optimizer/C1.{state}"]) == 3
+
+
+def test_grown_buckets_are_not_taken_back_to_step_0(prepared: Path, tmp_path: Path) -> None:
+    options = ("row_optimizer.rows_per_bucket=20", "row_optimizer.grow_at=[3]")
+    paths = []
+    with trained(prepared, *options) as trainable:
+        paths.append(save_checkpoint(tmp_path / "before", trainable, step=2))
+        trainable.grow(3)
+        paths.append(save_checkpoint(tmp_path / "after", trainable))
+    assert "has grown in its 3 steps" in refusal(paths[1], prepared, OTHER_DATA, True, overrides=options)
+    for path, identity in ((paths[0], OTHER_DATA), (paths[1], IDENTITY)):
+        with trained(prepared, *options, steps=0) as trainable:
+            load_checkpoint(path, trainable, identity, new_data=True)

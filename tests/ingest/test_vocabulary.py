@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import hashlib
+import struct
 from collections import Counter
 from pathlib import Path
 
@@ -11,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys_basis.ingest.columns import DENSE_COLUMNS, SPARSE_COLUMNS, STAGED_SCHEMA
+from recsys_basis.ingest.manifest import Manifest
 from recsys_basis.ingest.staged_table import StagedTable
-from recsys_basis.ingest.vocabulary import VOCABULARY_SCHEMA, ColumnVocabulary, fit
+from recsys_basis.ingest.vocabulary import VOCABULARY_SCHEMA, ColumnVocabulary, fit, vocabulary_digest
 
 
 def staged_table(folder: Path, row_group_size: int = 5, **columns: list[int | None]) -> StagedTable:
@@ -104,3 +107,11 @@ def test_sql_reads_just_its_own_file_whatever_the_folder_is_called(tmp_path, nam
     table = staged_table(tmp_path / name, I1=[1, 2, 3, 4, 5, 6, 7])
     assert table.query("I1", 2, 6)["I1"].to_pylist() == [3, 4, 5, 6]
     assert table.count_positives(0, 7) == 0
+
+
+def test_a_digest_is_of_the_values_of_the_first_ids(prepared):
+    manifest = Manifest.load(prepared)
+    values = pq.read_table(prepared / "vocabulary" / "C3.parquet")["value"].to_pylist()
+    for num_ids, known in ((None, values), (len(values) + 1, values), (3, values[:2]), (1, [])):
+        expected = hashlib.sha256(struct.pack(f"<{len(known)}I", *known)).hexdigest()
+        assert vocabulary_digest(manifest, prepared, "C3", num_ids) == expected

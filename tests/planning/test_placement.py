@@ -8,7 +8,7 @@ import pytest
 
 from recsys_basis.config import compose_job
 from recsys_basis.embeddings.collection import create_tables
-from recsys_basis.planning.placement import Placement, fewest_ranks, place
+from recsys_basis.planning.placement import Placement, Rules, fewest_ranks, place
 from recsys_basis.planning.spec import PlanConfig
 from recsys_basis.row_optimizers import row_optimizer_defaults
 from recsys_basis.schema import parse_section
@@ -24,7 +24,11 @@ def plan_config(*cardinalities: int, memory_mb: float, **changes: Any) -> PlanCo
 
 
 def fewest(config: PlanConfig, rule: str) -> int | None:
-    return fewest_ranks(config, tables_of(config), row_optimizer_defaults(rule))
+    return fewest_ranks(config, tables_of(config), everywhere(config, rule))
+
+
+def everywhere(config: PlanConfig, rule: str) -> Rules:
+    return dict.fromkeys(config.ids_by_table(), row_optimizer_defaults(rule))
 
 
 def tables_of(config: PlanConfig) -> Any:
@@ -76,7 +80,7 @@ def test_numbers_of_ranks_that_an_explicit_sharding_forbids_are_passed_over() ->
 
 def test_ranks_are_filled_with_weights_state_and_buffers() -> None:
     config = plan_config(BIG, 200, memory_mb=200)
-    tables, adam = tables_of(config), row_optimizer_defaults("adam")
+    tables, adam = tables_of(config), everywhere(config, "adam")
     two = place(config, tables, adam, 2)
     assert isinstance(two, Placement)
     assert two.where["C1"] == "row_wise over 2 ranks" and two.where["C2"].startswith("table_wise on rank ")
@@ -87,4 +91,4 @@ def test_ranks_are_filled_with_weights_state_and_buffers() -> None:
 
 def test_nodes_that_are_not_full_count_as_one() -> None:
     config = plan_config(BIG, memory_mb=110, ranks_per_node=4)
-    assert place(config, tables_of(config), row_optimizer_defaults("sgd"), 6) is not None
+    assert place(config, tables_of(config), everywhere(config, "sgd"), 6) is not None

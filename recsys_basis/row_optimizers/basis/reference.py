@@ -244,7 +244,16 @@ class Basis(RowOptimizer):
             energy = torch.where(is_new, new, energy)
         self._energy.write(rows, energy, updates)
         if config.corrects_energy:
-            energy = energy / bias_correction(decay, self.table_updates.advance(rows))
+            self.table_updates.advance(rows)
+        return self.scalar_of_energy(shared, energy, rows)
+
+    def scalar_of_energy(
+        self, shared: torch.Tensor, energy: torch.Tensor, rows: torch.Tensor
+    ) -> torch.Tensor:
+        """s [U] of step 4, float32, of mean_d V^ [U] and e [U] of ``rows`` [U], with T as it is."""
+        if self.config.corrects_energy:
+            decay, updates = self.config.energy_decay, self.table_updates.of_rows(rows)
+            energy = energy / bias_correction(decay, updates)
         # Two roots, not the root of a quotient: that may leave float32's range where s itself is sound.
         return torch.where(energy > 0, shared.sqrt() / energy.sqrt(), 0)
 

@@ -39,10 +39,7 @@ class Stored:
 
     def read(self, keys: torch.Tensor) -> torch.Tensor:
         """float32 [U] or [U, D] at ``keys`` [U] int64."""
-        stored = self.tensor.index_select(0, keys)
-        if stored.dtype == torch.uint8:
-            return LOG8_VALUES.to(stored.device)[stored.long()]
-        return stored.float()
+        return as_float32(self.tensor.index_select(0, keys))
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, updates: torch.Tensor) -> None:
         """Round ``values`` (float32, shaped as ``read`` gives them) into place.
@@ -61,6 +58,13 @@ class Stored:
         if values.dim() == 2:
             of_key = of_key[:, None] + torch.arange(values.shape[1], device=keys.device)
         return mix64(of_key) & 0xFFFFFF
+
+
+def as_float32(stored: torch.Tensor) -> torch.Tensor:
+    """The numbers that ``stored``, of any dtype of ``DTYPES``, stands for; same shape."""
+    if stored.dtype == torch.uint8:
+        return LOG8_VALUES.to(stored.device)[stored.long()]
+    return stored.float()
 
 
 def round_randomly(values: torch.Tensor, random: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -24,9 +24,16 @@ FORMS: tuple[dict[str, Any], ...] = (
     {"direction": "momentum", "scalar": "hypergradient", "signed": True, "head_bucket_share": 0.25},
     {"direction": "head_momentum", "scalar": "none", "head_bucket_share": 0.5},
 )
+FEWER_BITS: dict[str, Any] = {"scalar": "energy", "moment_dtype": "bfloat16", "scalar_dtype": "log8"}
 
 every_hash = pytest.mark.parametrize("hash_name", HASHES)
-every_form = pytest.mark.parametrize("form", FORMS, ids=[" ".join(map(str, form.values())) for form in FORMS])
+
+
+def with_forms(*forms: dict[str, Any]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("form", forms, ids=[" ".join(map(str, form.values())) for form in forms])
+
+
+every_form = with_forms(*FORMS, FEWER_BITS)
 
 
 def config_of(hash_name: str, **options: Any) -> BasisConfig:
@@ -173,6 +180,15 @@ def test_shards_grow_as_the_whole(form: dict[str, Any]) -> None:
 
 
 @every_form
+def test_a_planner_is_told_the_bytes_of_the_grown_state(form: dict[str, Any]) -> None:
+    config, shard = config_of("balanced", **form), TableShard(TABLES[0], 128, 128)
+    optimizer = basis_of(config, shard)
+    at_first = optimizer.state_bytes()
+    optimizer.grow(GROW_AT[-1])
+    assert Basis.state_bytes_of(config, shard) == optimizer.state_bytes() > at_first
+
+
+@with_forms(*FORMS)
 @every_hash
 def test_cpp_kernels_grow_as_the_reference(hash_name: str, form: dict[str, Any]) -> None:
     require_kernels()

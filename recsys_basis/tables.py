@@ -18,9 +18,11 @@ P is part of the model: another P is another model, and checkpoints record it.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
+
+from recsys_basis.id_counts import IdCounts
 
 MAX_PARTITIONS = 1 << 16
 
@@ -33,11 +35,13 @@ class Table:
     num_ids: int
     embedding_dim: int
     num_partitions: int
+    counts: IdCounts | None = field(default=None, compare=False, repr=False)
+    """Of its ids in the training part, for rules that ask (``RowOptimizerConfig.needs_counts``)."""
 
     def __post_init__(self) -> None:
-        for field in ("num_ids", "embedding_dim", "num_partitions"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"table {self.name}: {field} = {getattr(self, field)}, must be >= 1")
+        for size in ("num_ids", "embedding_dim", "num_partitions"):
+            if getattr(self, size) < 1:
+                raise ValueError(f"table {self.name}: {size} = {getattr(self, size)}, must be >= 1")
         if self.num_partitions & (self.num_partitions - 1) or self.num_partitions > MAX_PARTITIONS:
             raise ValueError(
                 f"table {self.name}: num_partitions = {self.num_partitions}, must be a power of two "
@@ -60,8 +64,7 @@ class Table:
 
     def ids_of(self, rows: torch.Tensor) -> torch.Tensor:
         """Inverse of ``rows_of``; padding rows get ids >= num_ids."""
-        partition, place = rows // self.rows_per_partition, rows % self.rows_per_partition
-        return place * self.num_partitions + mirror_bits(partition, self.num_partitions)
+        return unstripe(rows, self.num_partitions, self.rows_per_partition)
 
     def seed(self, *parts: int | str) -> int:
         """A 63-bit seed of this table's name and ``parts``, the same on every machine and rank."""
@@ -75,6 +78,14 @@ def stripe(
     """row(r) of each id: of one table, or with P and N / P of each id's own table."""
     partition = mirror_bits(ids % num_partitions, num_partitions)
     return partition * rows_per_partition + ids // num_partitions
+
+
+def unstripe(
+    rows: torch.Tensor, num_partitions: int | torch.Tensor, rows_per_partition: int | torch.Tensor
+) -> torch.Tensor:
+    """Inverse of ``stripe``."""
+    partition = mirror_bits(rows // rows_per_partition, num_partitions)
+    return rows % rows_per_partition * num_partitions + partition
 
 
 def mirror_bits(values: torch.Tensor, powers: int | torch.Tensor) -> torch.Tensor:

@@ -155,4 +155,6 @@ def missing_rule(config: RowOptimizerConfig) -> str | None:
         for key in ("moment_dtype", "scalar_dtype"):
             if getattr(config, key) != "float32":
                 return f"row_optimizer.{key} = {getattr(config, key)} has no C++ kernel, only float32 has"
+        if config.needs_counts:
+            return "row_optimizer.hypergradient_by_frequency = row has no C++ kernel"
     return None

@@ -37,6 +37,11 @@ class RowOptimizerConfig(Section):
     clip: RowClip
     """What shortens a row's gradient before the update."""
 
+    @property
+    def needs_counts(self) -> bool:
+        """Whether the rule reads how often ids came in the training part (``Table.counts``)."""
+        return False
+
 
 @dataclass(frozen=True)
 class State:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from recsys_basis.embeddings.kernel import SPEC_KEY, EmbeddingSpec
 from recsys_basis.embeddings.plan import plan_sharding
 from recsys_basis.embeddings.sharder import RowOptimizerSharder
 from recsys_basis.embeddings.state import RowFusedOptimizer
+from recsys_basis.id_counts import IdCounts
 from recsys_basis.ingest.columns import DENSE_COLUMNS
 from recsys_basis.ingest.manifest import Manifest
 from recsys_basis.models import create_model
@@ -98,6 +99,8 @@ def build(config: TrainConfig, manifest: Manifest, runtime: Runtime) -> Trainabl
     """Raises ConfigError for settings that do not fit each other, the data, or the device."""
     tables = create_tables(config.embedding, manifest.cardinalities)
     row_optimizer_of_table = row_optimizers_of(config, tables)
+    if any(each.needs_counts for each in row_optimizer_of_table.values()):
+        tables = _with_counts(tables, config.dataset.prepared_dir)
     codecs = embedding_codecs(config.communication, config.batch_size, runtime.device)
     sharder = RowOptimizerSharder(
         tables, _fused_params(config, tables, row_optimizer_of_table, runtime), codecs
@@ -169,6 +172,14 @@ def dense_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
         for name, parameter in model.named_parameters()
         if not hasattr(parameter, "_in_backward_optimizers")
     ]
+
+
+def _with_counts(tables: tuple[Table, ...], prepared_dir: str) -> tuple[Table, ...]:
+    """``tables`` that know how often each id came where the vocabulary of ``prepared_dir`` was fitted."""
+    from recsys_basis.ingest.vocabulary import Fitted  # it brings pandas and DuckDB, which no other run needs
+
+    vocabularies = Fitted.load(prepared_dir).vocabularies
+    return tuple(replace(table, counts=IdCounts.of(vocabularies[table.name].id_counts())) for table in tables)
 
 
 def _fused_params(

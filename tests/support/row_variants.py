@@ -29,7 +29,7 @@ def _basis_variants() -> list[tuple[str, dict[str, Any]]]:
         {"energy_decay": 1.0, "energy_start": "prior", "energy_prior": 2.0, "hash": "double"},
         {"scalar": "hypergradient", "hypergradient_form": "log", "signed": True},
         {"scalar": "hypergradient", "hypergradient_normalized": True},
-        {"scalar": "hypergradient", "hypergradient_by_frequency": True, "direction": "momentum"},
+        {"scalar": "hypergradient", "hypergradient_by_frequency": "bucket", "direction": "momentum"},
         {"rows_per_bucket": 1.0, "head_bucket_share": 1.0, "direction": "head_momentum"},
         {"rows_per_bucket": 1e6},
         {"head_rows": 1000000, "direction": "head_momentum"},

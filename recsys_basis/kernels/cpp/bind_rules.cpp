@@ -195,7 +195,7 @@ Basis make_basis(const nb::dict& config) {
     basis.energy_start_first = text("energy_start") == "first";
     basis.log_form = text("hypergradient_form") == "log";
     basis.normalized = flag("hypergradient_normalized");
-    basis.by_frequency = flag("hypergradient_by_frequency");
+    basis.by_frequency = text("hypergradient_by_frequency") == "bucket";  // "row" is plain PyTorch's alone
     basis.amount1 = static_cast<float>(1 - number("beta1"));
     basis.amount2 = static_cast<float>(1 - number("beta2"));
     basis.eps = static_cast<float>(number("eps"));

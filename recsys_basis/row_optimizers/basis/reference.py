@@ -12,6 +12,7 @@ import torch
 
 from recsys_basis.row_optimizers.base import RowOptimizer, State
 from recsys_basis.row_optimizers.basis.buckets import BucketMap, RowBuckets, partition_seeds
+from recsys_basis.row_optimizers.basis.row_counts import RowCounts
 from recsys_basis.row_optimizers.basis.spec import BasisConfig
 from recsys_basis.row_optimizers.basis.storage import DTYPES, Stored
 from recsys_basis.row_optimizers.bias import TableUpdates, bias_correction
@@ -106,6 +107,9 @@ class Basis(RowOptimizer):
             self.scalar = torch.ones(self.num_rows, dtype=scalar_dtype, device=self.device)
             self._scalar = self._stored(self.scalar, self.buckets.row_start, "scalar")
             self.state["scalar"] = State(self.scalar, "row")
+        # A planner's rule has no memory, makes no step, and knows no counts.
+        if config.needs_counts and self.device.type != "meta":
+            self.row_counts = RowCounts(self.shards, self.device)
         if config.scalar == "energy":
             self.energy = torch.zeros(self.num_rows, dtype=scalar_dtype, device=self.device)
             self._energy = self._stored(self.energy, self.buckets.row_start, "energy")
@@ -196,8 +200,10 @@ class Basis(RowOptimizer):
             norms = u.norm(dim=1) * gradients.norm(dim=1)
             inner = torch.where(norms > 0, inner / norms, 0)
         rate = config.hypergradient_rate * learning_rate
-        if config.hypergradient_by_frequency:
-            inner = inner / updates.clamp(min=1)
+        if config.hypergradient_by_frequency != "none":
+            by_row = config.hypergradient_by_frequency == "row"
+            frequency = self.row_counts.of_rows(rows) if by_row else updates
+            inner = inner / frequency.clamp(min=1)
         change = rate * learning_rate * inner
         old = self._scalar.read(rows)
         new = old + change if config.hypergradient_form == "linear" else old * change.exp()

@@ -36,7 +36,8 @@ One step, for the distinct rows i of a batch with summed gradients g_i [D]; b = 
        u   = sign(i) M^_b / (sqrt(V^_b) + eps)
        g_s = -eta <u, g_i>                      normalized: <u, g_i> / (|u| |g_i|), 0 if either is 0
        s_i <- clip(s_i - eta_s g_s, s_min, s_max)          log form: s_i exp(-eta_s g_s) is clipped
-   eta_s = hypergradient_rate * eta, divided by max(t_b, 1) with hypergradient_by_frequency.
+   eta_s = hypergradient_rate * eta, divided by max(t_b, 1) with hypergradient_by_frequency=bucket, and with
+   =row by max(c_i, 1), where row i's id came c_i times in the training part (``row_counts.py``; not state).
 2. For each touched bucket, over its distinct rows in this batch:
        g_b = mean of sign(i) g_i;  q_b = mean of g_i^2, elementwise
 3.     M_b <- beta1 M_b + (1 - beta1) g_b;  V_b <- beta2 V_b + (1 - beta2) q_b;  t_b <- t_b + 1
@@ -94,7 +95,7 @@ class BasisConfig(RowOptimizerConfig):
     """eta_s / eta."""
     hypergradient_form: Literal["linear", "log"]
     hypergradient_normalized: bool
-    hypergradient_by_frequency: bool
+    hypergradient_by_frequency: Literal["none", "bucket", "row"]
     scalar_min: Annotated[float, Field(gt=0.0, le=1.0)]
     """s_min of step 1; s starts at 1."""
     scalar_max: Annotated[float, Field(ge=1.0)]
@@ -156,6 +157,11 @@ class BasisConfig(RowOptimizerConfig):
                 "scalar = energy set bfloat16 or log8"
             )
         return self
+
+    @property
+    def needs_counts(self) -> bool:
+        """As in the base class."""
+        return self.scalar == "hypergradient" and self.hypergradient_by_frequency == "row"
 
     @property
     def corrects_energy(self) -> bool:

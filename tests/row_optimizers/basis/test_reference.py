@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from recsys_basis.id_counts import IdCounts
 from recsys_basis.row_optimizers import create_row_optimizer, row_optimizer_defaults
 from recsys_basis.row_optimizers.basis import BasisConfig
 from recsys_basis.segments import Segments
@@ -54,6 +55,11 @@ def mirrored(number: int, power: int) -> int:
     """The log2(power) binary digits of ``number``, read backwards."""
     digits = power.bit_length() - 1
     return int(f"{number:0{digits}b}"[::-1], 2) if digits else 0
+
+
+def count_of(i: int) -> int:
+    """Made-up training counts: some of id 0, then falling, the last ones 0."""
+    return 7 if i == 0 else 40 // (i + 1)
 
 
 class LoopTable:
@@ -143,8 +149,10 @@ class LoopTable:
         if c.hypergradient_normalized and inner != 0:
             inner /= float(np.linalg.norm(u) * np.linalg.norm(g))
         eta_s = c.hypergradient_rate * ETA
-        if c.hypergradient_by_frequency:
+        if c.hypergradient_by_frequency == "bucket":
             eta_s /= max(1, self.t[self.buckets(i)[0]])
+        if c.hypergradient_by_frequency == "row":
+            eta_s /= max(1, count_of(i))
         g_s = -ETA * inner
         if c.hypergradient_form == "log":
             s = math.exp(math.log(self.s[i]) - eta_s * g_s)
@@ -192,8 +200,9 @@ def _forms() -> list[dict[str, Any]]:
         hyper | {"hypergradient_form": "log"},
         hyper | {"hypergradient_form": "log", "hash": "double"} | CLIPPED,
         hyper | {"hypergradient_normalized": True, "hypergradient_rate": 20.0},
-        hyper | {"hypergradient_by_frequency": True, "hypergradient_rate": 20.0},
-        hyper | {"hypergradient_by_frequency": True, "hypergradient_rate": 20.0, "hash": "double"},
+        hyper | {"hypergradient_by_frequency": "bucket", "hypergradient_rate": 20.0},
+        hyper | {"hypergradient_by_frequency": "bucket", "hypergradient_rate": 20.0, "hash": "double"},
+        hyper | {"hypergradient_by_frequency": "row", "hypergradient_rate": 20.0},
         {"scalar": "energy", "energy_decay": 0.9, "energy_start": "first"},
         {"scalar": "energy", "energy_decay": 0.9, "energy_start": "prior", "energy_prior": 0.0},
         {"scalar": "energy", "energy_decay": 0.9, "energy_start": "prior", "energy_prior": 0.3},
@@ -267,7 +276,10 @@ def run_beside_the_loop(options: dict[str, Any], dim: int, num_steps: int, batch
     """Step both, then compare weights and all state; returns ours."""
     config = row_optimizer_defaults("basis", **options)
     assert isinstance(config, BasisConfig)
-    tables = [Table(name, num_ids, dim, partitions) for name, num_ids, partitions in TABLES]
+    tables = [
+        Table(name, num_ids, dim, partitions, IdCounts.of(np.array([count_of(i) for i in range(num_ids)])))
+        for name, num_ids, partitions in TABLES
+    ]
     loops = [LoopTable(config, *table, dim) for table in TABLES]
     optimizer = create_row_optimizer(config, [TableShard.whole(table) for table in tables])
     weights = torch.randn(optimizer.num_rows, dim, generator=torch.Generator().manual_seed(2))

@@ -30,7 +30,7 @@ from recsys_basis.schema import ConfigError
         ("hypergradient_rate", -1.0),
         ("hypergradient_form", "cubic"),
         ("hypergradient_normalized", "yes"),
-        ("hypergradient_by_frequency", 1),
+        ("hypergradient_by_frequency", True),
         ("scalar_min", 0.0),
         ("scalar_min", 1.5),
         ("scalar_max", 0.5),
@@ -89,4 +89,5 @@ def test_literal_preset_is_the_design_documents() -> None:
     assert (config.scalar_min, config.scalar_max, config.hypergradient_rate) == (0.1, 10.0, 1e-4)
     assert (config.beta1, config.beta2, config.rows_per_bucket) == (0.9, 0.999, 100.0)
     assert config.hypergradient_form == "linear"
-    assert not (config.hypergradient_normalized or config.hypergradient_by_frequency or config.signed)
+    assert config.hypergradient_by_frequency == "none"
+    assert not (config.hypergradient_normalized or config.signed)

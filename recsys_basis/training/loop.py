@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from recsys_basis.batches.batch import Batch
 from recsys_basis.batches.parquet import RowGroup
+from recsys_basis.batches.prefetch import prefetch
 from recsys_basis.batches.stream import BatchStream, Shuffle
 from recsys_basis.diagnostics.recorder import Diagnostics
 from recsys_basis.embeddings.choice import describe_choice
@@ -106,8 +107,9 @@ class Run:
             stream = self._stream(self.progress.epoch, self.progress.batch)
             title = f"epoch {self.progress.epoch + 1}/{self.config.epochs}"
             done = min(stream.start_batch * stream.batch_size, stream.num_rows)
-            with self._bar(title, stream.num_rows, done) as bar:
-                for batch in stream:
+            batches = prefetch(stream, self.config.prefetch_batches)
+            with self._bar(title, stream.num_rows, done) as bar, closing(batches):
+                for batch in batches:
                     loss = self.step(batch.to(self.runtime.device))
                     self._advance(batch, loss, bar)
             self.progress = Progress(step=self.progress.step, epoch=self.progress.epoch + 1, batch=0)
@@ -178,7 +180,9 @@ class Run:
         )
         average = self.trainable.tower_average
         with self._bar("evaluate", stream.num_rows) as bar, average.in_place() if average else nullcontext():
-            evaluation = evaluate(self.trainable.model, stream, self.runtime, bar.update)
+            evaluation = evaluate(
+                self.trainable.model, stream, self.config.prefetch_batches, self.runtime, bar.update
+            )
         if evaluation is not None:
             self.folder.log("evaluation", self.progress.step, **dataclasses.asdict(evaluation.metrics))
         return evaluation

@@ -117,8 +117,8 @@ class Contender:
         self.marks.append(self.clock())
 
 
-def make_config(shape: Shape, rule: str, threads: int, output_dir: str) -> TrainConfig:
-    """The defaults of `recsys-basis train` at this shape."""
+def make_config(shape: Shape, rule: str, threads: int, output_dir: str, *overrides: str) -> TrainConfig:
+    """The defaults of `recsys-basis train` at this shape, but for ``overrides``."""
     settings = [
         f"row_optimizer={rule}",
         f"batch_size={shape.batch_size}",
@@ -128,7 +128,7 @@ def make_config(shape: Shape, rule: str, threads: int, output_dir: str) -> Train
         f"runtime.threads_per_rank={threads}",
         f"output_dir={output_dir}",
     ]
-    return parse_section(TrainConfig, compose_job("train", settings))
+    return parse_section(TrainConfig, compose_job("train", [*settings, *overrides]))
 
 
 def make_ours(
@@ -312,9 +312,10 @@ def report(
                     **machine_and_versions(),
                 }
             )
+            words = f"   speedup over {rival}: {speedup}" if speedup and name != rival else ""
             print(
-                f"{label:26s} {torch.get_num_threads()} threads  {phase:8s} {name:18s} {median:8.2f} ms  "
-                f"{rows[-1]['rows_per_s']:9,} rows/s   speedup over {rival}: {speedup}",
+                f"{label:26s} {torch.get_num_threads()} threads  {phase:8s} {name:18s} {median:8.2f} ms "
+                f"{rows[-1]['rows_per_s']:9,} rows/s{words}",
                 flush=True,
             )
     return rows
@@ -352,8 +353,8 @@ def main() -> None:
                     gc.collect()
         alone = {"basis": measure_reader_and_metrics(shape, max(2, rounds // 5), clock)}
         rows += report(alone, "", label, shape, options.clock)
-    if options.output:
-        write_rows(rows, options.output)
+        if options.output:
+            write_rows(rows, options.output)
 
 
 if __name__ == "__main__":

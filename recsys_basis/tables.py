@@ -76,7 +76,7 @@ def stripe(
     ids: torch.Tensor, num_partitions: int | torch.Tensor, rows_per_partition: int | torch.Tensor
 ) -> torch.Tensor:
     """row(r) of each id: of one table, or with P and N / P of each id's own table."""
-    partition = mirror_bits(ids % num_partitions, num_partitions)
+    partition = mirror_bits(ids & (num_partitions - 1), num_partitions)  # faster than ids % P, a power of two
     return partition * rows_per_partition + ids // num_partitions
 
 
@@ -95,7 +95,7 @@ def mirror_bits(values: torch.Tensor, powers: int | torch.Tensor) -> torch.Tenso
     """
     for mask, shift in ((0x5555, 1), (0x3333, 2), (0x0F0F, 4), (0x00FF, 8)):
         values = (values & mask) << shift | (values >> shift) & mask
-    return values * powers // MAX_PARTITIONS  # 16 bits are mirrored now: keep the upper log2(power)
+    return values * powers >> 16  # 16 bits are mirrored now: keep the upper log2(power)
 
 
 def count_partitions(num_ids: int, most: int, min_rows: int) -> int:

@@ -107,27 +107,32 @@ def make_rival(name: str, shape: Shape) -> Step:
         )
         module.init_embedding_weights_uniform(-0.01, 0.01)
         return module, lambda: None
-    one = nn.EmbeddingBag(
-        padded_rows(shape) * shape.num_tables,
-        shape.width,
-        mode="sum",
-        sparse=rule == "sparse_adam",
-        include_last_offset=True,
-    )
+    bags = OneBag(padded_rows(shape), shape.width, shape.num_tables, sparse=rule == "sparse_adam")
     kinds = {"sparse_adam": torch.optim.SparseAdam, "dense_adam": torch.optim.Adam}
-    optimizer = kinds[rule](list(one.parameters()))
-
-    def lookup(indices: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-        starts = torch.arange(shape.num_tables) * padded_rows(shape)
-        pooled = one(indices + starts.repeat_interleave(shape.batch_size * shape.ids_per_bag), offsets)
-        by_table = pooled.view(shape.num_tables, shape.batch_size, shape.width)
-        return by_table.transpose(0, 1).reshape(shape.batch_size, -1)
+    optimizer = kinds[rule](list(bags.parameters()))
 
     def finish() -> None:
         optimizer.step()
         optimizer.zero_grad()
 
-    return lookup, finish
+    return bags, finish
+
+
+class OneBag(nn.Module):
+    """Equal tables in one torch EmbeddingBag, which is faster than one for each."""
+
+    def __init__(self, rows_per_table: int, width: int, num_tables: int, sparse: bool) -> None:
+        super().__init__()
+        rows = rows_per_table * num_tables
+        self.bag = nn.EmbeddingBag(rows, width, mode="sum", sparse=sparse, include_last_offset=True)
+        self.starts = torch.arange(num_tables) * rows_per_table
+
+    def forward(self, indices: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        """[B, F * D] from indices [L], equally many for each table, and offsets [F * B + 1]."""
+        num_tables = len(self.starts)
+        pooled = self.bag(indices + self.starts.repeat_interleave(len(indices) // num_tables), offsets)
+        by_table = pooled.view(num_tables, -1, pooled.shape[1])
+        return by_table.transpose(0, 1).reshape(by_table.shape[1], -1)
 
 
 def padded_rows(shape: Shape) -> int:
@@ -140,10 +145,14 @@ def draw_batches(shape: Shape) -> list[torch.Tensor]:
     """Indices [L] int64 of each batch, feature-major."""
     table = Table("", shape.rows_per_table, shape.width, count_partitions(shape.rows_per_table, 64, 1024))
     generator = np.random.default_rng(0)
-    share = np.cumsum(np.arange(1, shape.rows_per_table + 1) ** -1.05)
     count = shape.num_tables * shape.batch_size * shape.ids_per_bag
-    draws = [np.searchsorted(share, generator.random(count) * share[-1]) for _ in range(NUM_BATCHES)]
-    return [table.rows_of(torch.from_numpy(ids)) for ids in draws]
+    return [table.rows_of(torch.from_numpy(draw_ids(generator, shape, count))) for _ in range(NUM_BATCHES)]
+
+
+def draw_ids(generator: np.random.Generator, shape: Shape, count: int) -> np.ndarray:
+    """Ids [count] int64 of any table, the commonest being 0."""
+    share = np.cumsum(np.arange(1, shape.rows_per_table + 1) ** -1.05)
+    return np.searchsorted(share, generator.random(count) * share[-1])
 
 
 def measure(steps: dict[str, Step], shape: Shape, rounds: int, clock: Callable[[], float]) -> dict[str, dict]:
@@ -191,9 +200,7 @@ def report(times: dict[str, dict], rival: str, shape: str, clock: str) -> list[d
                 "ratio": round(statistics.median(a / b for a, b in zip(ours, theirs, strict=True)), 3),
                 "rounds": len(ours),
                 "clock": clock,
-                "machine": f"{platform.machine()} {os.cpu_count()} cores, {cpu_name()}",
-                "torch": torch.__version__,
-                "fbgemm": version("fbgemm-gpu-cpu"),
+                **machine_and_versions(),
             }
             rows.append(row)
             if rule != rival:
@@ -203,6 +210,24 @@ def report(times: dict[str, dict], rival: str, shape: str, clock: str) -> list[d
                     flush=True,
                 )
     return rows
+
+
+def machine_and_versions() -> dict[str, str]:
+    """Columns that say where a row was measured."""
+    return {
+        "machine": f"{platform.machine()} {os.cpu_count()} cores, {cpu_name()}",
+        "torch": torch.__version__,
+        "fbgemm": version("fbgemm-gpu-cpu"),
+    }
+
+
+def write_rows(rows: list[dict[str, object]], path: Path) -> None:
+    """A CSV file of ``rows``, which all have the columns of the first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def cpu_name() -> str:
@@ -242,11 +267,7 @@ def main() -> None:
             del steps
             gc.collect()
     if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        with options.output.open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)
+        write_rows(rows, options.output)
 
 
 if __name__ == "__main__":

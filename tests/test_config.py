@@ -67,6 +67,7 @@ def test_every_comparison_composes_and_its_variants_are_trainable(option: str) -
         ("tower_average_decay=1.0", "tower_average_decay"),
         ("tower_average_decay=0.0", "tower_average_decay"),
         ("shuffle_window=-1", "shuffle_window"),
+        ("prefetch_batches=-1", "prefetch_batches"),
         ("embedding.min_rows_per_partition=0", "embedding.min_rows_per_partition"),
         ("embedding.initial_scale=-1.0", "embedding.initial_scale"),
         ("checkpoint_every_steps=0", "checkpoint_every_steps"),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import nn
 
+from recsys_basis.batches.prefetch import prefetch
 from recsys_basis.batches.stream import BatchStream
 from recsys_basis.errors import NonFiniteError
 from recsys_basis.metrics.click import ClickMetrics, click_metrics
@@ -26,7 +28,11 @@ class Evaluation:
 
 
 def evaluate(
-    model: nn.Module, stream: BatchStream, runtime: Runtime, on_batch: Callable[[int], object]
+    model: nn.Module,
+    stream: BatchStream,
+    prefetch_batches: int,
+    runtime: Runtime,
+    on_batch: Callable[[int], object],
 ) -> Evaluation | None:
     """Run ``model`` over ``stream`` without training; the main rank gets the result, others None.
 
@@ -36,8 +42,8 @@ def evaluate(
     """
     labels, logits = [torch.empty(0)], [torch.empty(0)]
     model.eval()
-    with torch.no_grad():
-        for batch in stream:
+    with torch.no_grad(), closing(prefetch(stream, prefetch_batches)) as batches:
+        for batch in batches:
             batch = batch.to(runtime.device)
             logits.append(model(batch.dense, batch.sparse).squeeze(1).float().cpu())
             labels.append(batch.label.cpu())

@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from recsys_basis.batches.batch import Batch
 from recsys_basis.batches.parquet import RowGroup
+from recsys_basis.batches.prefetch import prefetch
 from recsys_basis.batches.stream import BatchStream, Shuffle
 from recsys_basis.checkpoints.folder import list_checkpoints
 from recsys_basis.checkpoints.load import START, load_checkpoint
@@ -142,8 +143,9 @@ class Run:
             stream = self._stream(self.progress.epoch, self.progress.batch)
             title = f"epoch {self.progress.epoch + 1}/{self.config.epochs}"
             done = min(stream.start_batch * stream.batch_size, stream.num_rows)
-            with self._bar(title, stream.num_rows, done) as bar:
-                for batch in stream:
+            batches = prefetch(stream, self.config.prefetch_batches)
+            with self._bar(title, stream.num_rows, done) as bar, closing(batches):
+                for batch in batches:
                     self._evaluate_if_due()
                     loss = self.step(batch.to(self.runtime.device))
                     self._advance(batch, loss, bar)
@@ -233,7 +235,9 @@ class Run:
                 if self._stop_agreed():
                     raise Stopped
 
-            evaluation = evaluate(self.trainable.model, stream, self.runtime, on_batch)
+            evaluation = evaluate(
+                self.trainable.model, stream, self.config.prefetch_batches, self.runtime, on_batch
+            )
         self.progress = self.progress.model_copy(update={"evaluated_step": self.progress.step})
         if evaluation is not None:
             self.folder.log("evaluation", self.progress.step, **dataclasses.asdict(evaluation.metrics))

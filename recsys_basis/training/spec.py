@@ -41,6 +41,8 @@ class TrainConfig(Section):
     epochs: Annotated[int, Field(ge=1)]
     shuffle_window: Annotated[int, Field(ge=0)]
     """Row groups shuffled together in memory; 0 keeps the order of time."""
+    prefetch_batches: Annotated[int, Field(ge=0)]
+    """Batches that a thread makes ahead of the step that takes them; 0: each is made between the steps."""
     max_gradient_norm: Annotated[float, Field(gt=0.0)] | None
     """Norm over towers and embedding rows together, above which all are scaled down; null: off."""
     tower_average_decay: Annotated[float, Field(gt=0.0, lt=1.0)] | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from support.ranks import run_ranks
 from support.tiny import tiny_config
 
 from recsys_basis.batches.batch import Batch
-from recsys_basis.batches.parquet import ParquetError
+from recsys_basis.batches.parquet import Columns, ParquetError, RowGroup
 from recsys_basis.checkpoints.folder import CheckpointError, Record, list_checkpoints
 from recsys_basis.errors import NonFiniteError
 from recsys_basis.ingest.errors import DataError
@@ -82,6 +83,40 @@ def test_same_seed_same_run_other_seed_other_run(prepared: Path, tmp_path: Path)
     assert not np.array_equal(logits_of(tmp_path / "a"), logits_of(tmp_path / "c"))
 
 
+def prefetching() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("prefetch")]
+
+
+def test_batches_made_ahead_change_nothing(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers = set()
+    original = RowGroup.read
+
+    def read(self: RowGroup) -> Columns:
+        readers.add(threading.current_thread() is threading.main_thread())
+        return original(self)
+
+    monkeypatch.setattr(RowGroup, "read", read)
+    for ahead in (0, 5):
+        readers.clear()
+        run_training(tiny_config(prepared, tmp_path / str(ahead), f"prefetch_batches={ahead}", "epochs=2"))
+        assert readers == {ahead == 0}  # in training and in evaluation
+    assert np.array_equal(logits_of(tmp_path / "0"), logits_of(tmp_path / "5"))
+
+
+def test_what_the_reader_raises_ends_the_run(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rotten(self: RowGroup) -> Columns:
+        raise ParquetError(f"{self.path}: row group {self.index} cannot be read")
+
+    monkeypatch.setattr(RowGroup, "read", rotten)
+    with pytest.raises(ParquetError, match=r"part-00000\.parquet: row group \d"):
+        run_training(tiny_config(prepared, tmp_path / "run"))
+    assert not prefetching()
+
+
 class Killed(BaseException):
     """Ends a run as a kill would: nothing catches it."""
 
@@ -98,6 +133,7 @@ def run_until(config: TrainConfig, step: int, monkeypatch: pytest.MonkeyPatch) -
         patch.setattr(Run, "step", step_or_die)
         with pytest.raises(Killed):
             run_training(config)
+    assert not prefetching()
 
 
 @pytest.mark.parametrize(

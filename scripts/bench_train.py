@@ -46,6 +46,7 @@ from bench_row_optimizers import (
     write_rows,
 )
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from recsys_basis.training.checkpoint import Progress
 from torch import nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -67,7 +68,6 @@ from recsys_basis.models import create_model
 from recsys_basis.schema import parse_section
 from recsys_basis.tables import Table
 from recsys_basis.training.build import Trainable, build, dense_parameters
-from recsys_basis.training.checkpoint import Progress
 from recsys_basis.training.loop import Run
 from recsys_basis.training.quiet import silence_known_warnings
 from recsys_basis.training.run_folder import RunFolder

@@ -10,7 +10,8 @@ The data flow, top to bottom:
 5. ``metrics``         logits          ->  AUC, log loss, normalized entropy, calibration
 6. ``report``          finished runs   ->  comparison table and plot
 
-Jobs: ``synthesize``, ``prepare``, ``plan``, ``train``, ``compare``, ``doctor``. Shape letters: ``shapes.py``.
+Jobs: ``synthesize``, ``prepare``, ``plan``, ``train``, ``compare``, ``inspect``, ``doctor``.
+Shape letters: ``shapes.py``.
 """
 
 __version__ = "0.1.0"

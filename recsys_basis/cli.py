@@ -19,8 +19,10 @@ JOBS = {
     "plan": "what tables and optimizer state cost, and where they go, on ranks that are not there",
     "train": "train one model; under torchrun, on several ranks",
     "compare": "train variants with several seeds and print AUC beside Adam's",
+    "inspect": "list what a checkpoint or a run's folder holds, checksums verified",
     "doctor": "check this machine: versions, devices, threads, memory, disk",
 }
+WITHOUT_CONFIG = ("inspect", "doctor")
 HELP = ("-h", "--help")
 
 
@@ -37,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if job not in JOBS:
         print(f"recsys-basis: no job {job!r}; one of {', '.join(JOBS)}", file=sys.stderr)
         return 2
-    if job != "doctor" and any(argument in HELP for argument in rest):
+    if job not in WITHOUT_CONFIG and any(argument in HELP for argument in rest):
         return print_help(job)  # without the seconds that importing torch and TorchRec takes
     return int(importlib.import_module(f"recsys_basis.{job}").main(rest))
 

@@ -24,6 +24,7 @@ from recsys_basis.comparing.runs import Outcome, PlannedRun, make_runs
 from recsys_basis.comparing.search import Rates, SearchedRate, as_objects, search_rates
 from recsys_basis.comparing.spec import ComparisonConfig, Variant
 from recsys_basis.config import compose_job
+from recsys_basis.embeddings.collection import create_tables
 from recsys_basis.ingest.manifest import Manifest
 from recsys_basis.ingest.spec import SyntheticConfig
 from recsys_basis.ingest.synthetic import SyntheticReport, read_truth, synthesize
@@ -34,6 +35,7 @@ from recsys_basis.report.records import RunRecord
 from recsys_basis.report.table import print_comparison
 from recsys_basis.report.writers import write_comparison
 from recsys_basis.schema import ConfigError, parse_section
+from recsys_basis.training.build import row_optimizers_of
 from recsys_basis.training.data import count_before_holdout
 from recsys_basis.training.run_folder import write_json
 from recsys_basis.training.spec import TrainConfig
@@ -58,13 +60,15 @@ def compare(overrides: list[str]) -> None:
 def run_comparison(comparison: ComparisonConfig, plan: RunPlanner) -> None:
     """The work of the job, for its only process on this folder."""
     first = plan.config(comparison.variants[0], 1.0, 0, "check")
-    for variant in comparison.variants:  # a mistake in the last variant shows before the first trains
-        config = plan.config(variant, variant.learning_rates[0], 0, "check")
+    configs = [plan.config(each, each.learning_rates[0], 0, "check") for each in comparison.variants]
+    for variant, config in zip(comparison.variants, configs, strict=True):
         for key in ("dataset", "max_train_rows"):
             if getattr(config, key) != getattr(first, key):
                 raise ConfigError(f"variant {variant.name} overrides {key}: all variants share one")
     truth = ensure_synthesized(comparison.synthetic) if comparison.synthetic else None
     manifest = ensure_prepared(first.dataset)
+    for config in configs:  # a mistake in the last variant shows before the first trains
+        row_optimizers_of(config, create_tables(config.embedding, manifest.cardinalities))
     plan.data_digest = manifest.digest()
     train_rows = count_rows(manifest, 0.0, first.max_train_rows)
     search_rows = count_rows(

@@ -4,6 +4,7 @@
     recsys-basis train experiment=kaggle_137k output_dir=runs/mine seed=1
     torchrun --nproc-per-node 2 -m recsys_basis.train experiment=kaggle_137k
 
+SIGTERM makes it save a checkpoint and exit with 0; resume=auto goes on, also where torchrun restarts it.
 The data must have been prepared (``recsys-basis prepare`` with the same dataset).
 """
 
@@ -16,6 +17,7 @@ from recsys_basis.config import compose_job
 from recsys_basis.schema import parse_section
 from recsys_basis.training.loop import run_training
 from recsys_basis.training.spec import TrainConfig
+from recsys_basis.training.stopping import termination_noted
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,7 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def train(overrides: list[str]) -> None:
     """Compose, validate, train, print the result."""
     config = parse_section(TrainConfig, compose_job("train", overrides))
-    result = run_training(config)
+    with termination_noted() as stop_asked:
+        result = run_training(config, stop_asked=stop_asked)
     if result is not None:
         print(
             f"{result['evaluated_on']} rows {result['num_rows']:,}: AUC {result['auc']:.5f}, "

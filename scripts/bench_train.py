@@ -67,7 +67,6 @@ from recsys_basis.models import create_model
 from recsys_basis.schema import parse_section
 from recsys_basis.tables import Table
 from recsys_basis.training.build import Trainable, build, dense_parameters
-from recsys_basis.training.checkpoint import Progress
 from recsys_basis.training.loop import Run
 from recsys_basis.training.quiet import silence_known_warnings
 from recsys_basis.training.run_folder import RunFolder
@@ -138,11 +137,13 @@ def make_ours(
     manifest: Any = SimpleNamespace(cardinalities=dict.fromkeys(SPARSE_COLUMNS, shape.rows_per_table))
     trainable = build(config, manifest, runtime)
     rows = [RowGroup(Path("none"), 0, 0, 10**6 * config.batch_size)]
-    run = Run(config, runtime, trainable, RunFolder(config, runtime), manifest, rows, [])
+    run = Run(
+        config, runtime, trainable, RunFolder(config, runtime), manifest, rows, [], stop_asked=lambda: False
+    )
 
     def step(batch: Batch) -> None:
         run.step(batch)
-        run.progress = Progress(step=run.progress.step + 1, epoch=0, batch=0)
+        run.progress = run.progress.model_copy(update={"step": run.progress.step + 1})
 
     return Contender(step, trainable.model, trainable.dense_optimizer, clock), trainable
 

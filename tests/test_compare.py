@@ -49,6 +49,22 @@ def test_runs_differ_in_variant_rate_and_seed_alone(prepared: Path, tmp_path: Pa
     assert len({run.folder for run in runs}) == len(runs)
 
 
+def test_a_variant_may_give_one_table_another_rule(prepared: Path, tmp_path: Path) -> None:
+    plan = planner([*small(prepared, tmp_path), "+table_row_optimizers.C1=sgd"])
+    adam, basis, *_ = plan.comparison.variants
+    moved = basis.model_copy(update={"overrides": (*basis.overrides, "+table_row_optimizers.C3=adam")})
+    tables = [plan.config(each, 0.1, 0, "final").table_row_optimizers for each in (adam, moved)]
+    assert [list(each or {}) for each in tables] == [["C1"], ["C1", "C3"]]
+
+
+def test_a_table_that_is_not_there_shows_before_the_first_run(prepared: Path, tmp_path: Path) -> None:
+    base = "{name: adam, overrides: ['row_optimizer=adam'], learning_rates: [0.1]}"
+    other = "{name: other, overrides: ['+table_row_optimizers.C27=sgd'], learning_rates: [0.1]}"
+    with pytest.raises(ConfigError, match=r"table_row_optimizers\.C27 names no table"):
+        compare([*small(prepared, tmp_path), f"comparison.variants=[{base},{other}]"])
+    assert not (tmp_path / "runs").exists()
+
+
 def test_the_search_never_sees_the_test_rows(prepared: Path, tmp_path: Path) -> None:
     plan = planner(small(prepared, tmp_path))
     adam = plan.comparison.variants[0]

@@ -63,7 +63,15 @@ class RowGroup:
         try:
             table = pq.ParquetFile(self.path).read_row_group(self.index, columns=names)
         except (OSError, pa.ArrowException) as error:
-            raise ParquetError(f"{self.path}: row group {self.index} cannot be read: {error}") from error
+            raise ParquetError(
+                f"{self.path}: row group {self.index} cannot be read any more ({error}): prepare the data "
+                "anew, then go on with resume=auto"
+            ) from error
+        if table.num_rows < self.stop:
+            raise ParquetError(
+                f"{self.path}: row group {self.index} has {table.num_rows} rows and had {self.stop} or "
+                "more: prepare the data anew, and leave it alone while it is in use"
+            )
         table = table.slice(self.start, self.num_rows)
         dense = np.empty((table.num_rows, len(DENSE_COLUMNS)), dtype=np.float32)
         for place, name in enumerate(DENSE_COLUMNS):

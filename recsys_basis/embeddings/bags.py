@@ -102,6 +102,13 @@ class RowOptimizedEmbeddingBags(nn.Module):
             gradients, self.held = self.held, None
             self._update(gradients)
 
+    def grow(self, step: int) -> bool:
+        """Give optimizer state the size that it has after ``step`` steps; whether that is another one."""
+        changed = self.row_optimizer.grow(step)
+        if changed:
+            self.lookup.prepare(self.weights, self.row_optimizer)
+        return changed
+
     def split_embedding_weights(self) -> list[torch.Tensor]:
         """For each shard, its rows [num_rows, D] as a view of live memory."""
         return list(self.weights.split([shard.num_rows for shard in self.row_optimizer.shards]))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Sequence
 
 from torchrec.distributed.planner import ParameterConstraints, Topology
 from torchrec.distributed.types import ShardingType
 
+from recsys_basis.by_table import choose_by_table
 from recsys_basis.embeddings.spec import EmbeddingConfig
 from recsys_basis.schema import ConfigError
 from recsys_basis.tables import Table
@@ -26,7 +26,10 @@ def sharding_constraints(
     (under grid_shard they keep their blocks of columns, so that another number of ranks is no other model).
     Raises ConfigError for a name or glob that is no table's, and for a sharding that no table can have.
     """
-    named = _by_table(tables, embedding.table_sharding or {})
+    chosen = choose_by_table(
+        None, embedding.table_sharding or {}, [table.name for table in tables], "embedding.table_sharding"
+    )
+    named = {name: kind for name, kind in chosen.items() if kind is not None}
     allowed, refused = {}, []
     for table in tables:
         wanted = named.get(table.name, embedding.sharding)
@@ -53,23 +56,6 @@ def sharding_constraints(
         name: ParameterConstraints(sharding_types=kinds, min_partition=embedding.columns(kinds[0]))
         for name, kinds in allowed.items()
     }
-
-
-def _by_table(tables: Sequence[Table], patterns: Mapping[str, str]) -> dict[str, str]:
-    """The sharding of each table that a pattern names: an exact name counts most, then the last glob."""
-    names = [table.name for table in tables]
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise ConfigError(
-                f"embedding.table_sharding.{pattern} is no table's name, nor matches one; the tables are "
-                f"{', '.join(names)}"
-            )
-    found = {}
-    for name in names:
-        matching = [pattern for pattern in patterns if fnmatchcase(name, pattern)]
-        if matching:
-            found[name] = patterns[name if name in matching else matching[-1]]
-    return found
 
 
 def _row_shards(sharding_type: str, topology: Topology) -> int:

@@ -11,7 +11,7 @@ from torchrec.distributed.comm import get_local_size
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.proposers import GreedyProposer, UniformProposer
-from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator, EmbeddingStorageEstimator
+from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import PlannerError, ShardingOption
 from torchrec.distributed.types import ShardingPlan
@@ -75,12 +75,11 @@ def create_planner(
     Raises ConfigError for a sharding that tables cannot have.
     """
     constraints = sharding_constraints(sharder.tables, embedding, topology)
-    spec, batch_size = sharder.fused_params.get(SPEC_KEY), max(1, batch_size)
-    storage = (
-        EmbeddingStorageEstimator(topology, constraints)  # FBGEMM's module: TorchRec knows it
-        if spec is None
-        else RowStateStorageEstimator(topology, constraints, spec)
-    )
+    batch_size = max(1, batch_size)
+    specs = {
+        name: params[SPEC_KEY] for name, params in sharder.fused_params_of_table.items() if SPEC_KEY in params
+    }
+    storage = RowStateStorageEstimator(topology, constraints, specs)
     estimators = [EmbeddingPerfEstimator(topology, constraints), storage]
     placed: list[ShardingOption] = []
 

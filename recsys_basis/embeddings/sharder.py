@@ -10,6 +10,7 @@ tests/embeddings/test_sharder.py holds them to their signatures.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, get_args
 
 import torch
@@ -39,18 +40,20 @@ from recsys_basis.tables import Table
 class RowOptimizerSharder(EmbeddingBagCollectionSharder):
     """Shards an EmbeddingBagCollection of ``tables``.
 
-    fused_params: {SPEC_KEY: EmbeddingSpec} for our kernel, or FBGEMM's own (optimizer, learning_rate, …).
+    fused_params: by table name, {SPEC_KEY: EmbeddingSpec} for our kernel, or FBGEMM's own (optimizer,
+    learning_rate, …). Tables whose params are equal share a kernel.
     codecs: by which collectives of pooled vectors send fewer bits, by TorchRec's name of each.
     """
 
     def __init__(
         self,
         tables: tuple[Table, ...],
-        fused_params: dict[str, Any],
+        fused_params: Mapping[str, dict[str, Any]],
         codecs: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__(fused_params=fused_params, qcomm_codecs_registry=codecs)
+        super().__init__(qcomm_codecs_registry=codecs)
         self.tables = tables
+        self.fused_params_of_table = fused_params
 
     def shard(
         self,
@@ -62,7 +65,10 @@ class RowOptimizerSharder(EmbeddingBagCollectionSharder):
     ) -> ShardedEmbeddingBagCollection:
         """Raises ConfigError for a plan that would be computed wrongly."""
         _refuse_wrong_means(module, params)
-        _refuse_replicas(self.fused_params, params)
+        _refuse_replicas(self.fused_params_of_table, params)
+        for name, bag in module.embedding_bags.items():
+            # Where torchrec 1.8 looks for fused_params of one table.
+            bag.weight._optimizer_kwargs = [self.fused_params_of_table[name]]
         return StripedEmbeddingBagCollection(
             self.tables,
             module=module,
@@ -101,17 +107,17 @@ def _refuse_wrong_means(module: EmbeddingBagCollection, params: dict[str, Parame
         )
 
 
-def _refuse_replicas(fused_params: dict[str, Any], params: dict[str, ParameterSharding]) -> None:
+def _refuse_replicas(
+    fused_params: Mapping[str, dict[str, Any]], params: dict[str, ParameterSharding]
+) -> None:
     names = _tables_sharded(params, ShardingType.DATA_PARALLEL)
-    if not names:
-        return
-    spec = fused_params.get(SPEC_KEY)
-    if spec is None:
+    specs = [fused_params[name].get(SPEC_KEY) for name in names]
+    if None in specs:
         raise ConfigError(
             f"data_parallel tables ({', '.join(names)}) with embedding.kernel = fbgemm: its kernels would "
             "not average gradients over ranks; choose embedding.kernel=auto"
         )
-    if spec.hold_gradients:
+    if any(spec is not None and spec.hold_gradients for spec in specs):
         raise ConfigError(
             f"data_parallel tables ({', '.join(names)}) with max_gradient_norm: the norm over ranks would "
             "count their rows once for each rank; shard these tables, or set max_gradient_norm=null"

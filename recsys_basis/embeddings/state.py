@@ -35,24 +35,19 @@ class RowFusedOptimizer(FusedOptimizer):
         process_group: dist.ProcessGroup | None,
     ) -> None:
         self.bags = bags
-        params: dict[str, torch.Tensor] = {}
+        self._tables, self._process_group = tables, process_group
+        self._weights: dict[str, torch.Tensor] = {}
         for table, weights in zip(tables, bags.split_embedding_weights(), strict=True):
-            params.setdefault(f"{table.name}.weight", weights)
-        state: dict[Any, dict[str, Any]] = {weights: {} for weights in params.values()}
-        # A rank may hold several blocks of columns of one table: shards of the same entry.
-        parts: dict[tuple[str, str], list[TableState]] = {}
-        for part in bags.row_optimizer.table_states():
-            parts.setdefault((part.table, part.name), []).append(part)
-        self._same: list[list[torch.Tensor]] = []
-        for (table_name, name), found in parts.items():
-            entry: Any = found[0].tensor
-            if found[0].per == "table":
-                self._same.append([part.tensor for part in found])
-            elif tables[found[0].shard].local_metadata is not None:
-                entry = _as_sharded_tensor(found, [tables[part.shard] for part in found], process_group)
-            state[params[f"{table_name}.weight"]][f"{table_name}.{name}"] = entry
+            self._weights.setdefault(table.name, weights)
+        params = {f"{name}.weight": weights for name, weights in self._weights.items()}
         group = {"params": list(params.values()), "lr": bags.learning_rate}
-        super().__init__(params, state, [group])
+        super().__init__(params, {weight: {} for weight in params.values()}, [group])
+        self._expose_state()
+
+    def grow(self, step: int) -> None:
+        """Give state the size that it has after ``step`` steps of a run."""
+        if self.bags.grow(step):
+            self._expose_state()
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Before forward: hand the scheduled learning rate to the kernel."""
@@ -64,6 +59,21 @@ class RowFusedOptimizer(FusedOptimizer):
     def step(self, closure: Any = None) -> None:
         """After backward: apply held gradients, if gradient clipping holds them."""
         self.bags.apply_held()
+
+    def _expose_state(self) -> None:
+        # A rank may hold several blocks of columns of one table: shards of the same entry.
+        parts: dict[tuple[str, str], list[TableState]] = {}
+        for part in self.bags.row_optimizer.table_states():
+            parts.setdefault((part.table, part.name), []).append(part)
+        self._same: list[list[torch.Tensor]] = []
+        for (table_name, name), found in parts.items():
+            entry: Any = found[0].tensor
+            tables = [self._tables[part.shard] for part in found]
+            if found[0].per == "table":
+                self._same.append([part.tensor for part in found])
+            elif tables[0].local_metadata is not None:
+                entry = _as_sharded_tensor(found, tables, self._process_group)
+            self.state[self._weights[table_name]][f"{table_name}.{name}"] = entry
 
 
 def local_tensors(value: Any) -> list[Any]:

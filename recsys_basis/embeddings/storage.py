@@ -7,6 +7,7 @@ would count as one times the weights.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,27 +22,34 @@ from recsys_basis.tables import TableShard
 
 
 class RowStateStorageEstimator(EmbeddingStorageEstimator):
-    """Bytes of weights, state and buffers of each shard that the planner considers."""
+    """Bytes of weights, state and buffers of each shard that the planner considers.
+
+    specs: of the tables with our kernel; the others are FBGEMM's, which TorchRec knows.
+    """
 
     def __init__(
-        self, topology: Topology, constraints: dict[str, ParameterConstraints], spec: EmbeddingSpec
+        self,
+        topology: Topology,
+        constraints: dict[str, ParameterConstraints],
+        specs: Mapping[str, EmbeddingSpec],
     ) -> None:
         super().__init__(topology=topology, constraints=constraints)
-        self.spec = spec
+        self.specs = specs
         self.on_device = topology.compute_device == "cuda"
 
     def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: Any) -> None:
         """Set ``storage`` of every shard of every option."""
         super().estimate(sharding_options, sharder_data_map)
         for option in sharding_options:
-            for shard in option.shards:
+            for shard in option.shards if option.name in self.specs else ():
                 num_bytes = self._state_bytes(option.name, shard.size)
                 shard.storage += Storage(hbm=num_bytes, ddr=0) if self.on_device else Storage(0, num_bytes)
 
     def _state_bytes(self, name: str, size: list[int]) -> int:
         # Whole partitions cost the same wherever in the table they lie.
-        table = replace(self.spec.table(name), embedding_dim=size[1])
-        return state_bytes(self.spec.row_optimizer, TableShard(table, 0, size[0]))
+        spec = self.specs[name]
+        table = replace(spec.table(name), embedding_dim=size[1])
+        return state_bytes(spec.row_optimizer, TableShard(table, 0, size[0]))
 
 
 @functools.cache

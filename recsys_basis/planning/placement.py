@@ -37,7 +37,7 @@ def place(
 ) -> Placement | None:
     """None where the tables do not fit. Raises ConfigError for a sharding that they cannot have."""
     spec = EmbeddingSpec(tuple(tables), rule, hold_gradients=False, kernel="torch")
-    sharder = RowOptimizerSharder(tuple(tables), {SPEC_KEY: spec})
+    sharder = RowOptimizerSharder(tuple(tables), {table.name: {SPEC_KEY: spec} for table in tables})
     # Where nodes cannot be filled evenly TorchRec takes all ranks for one node, and so do we.
     even = world_size % config.ranks_per_node == 0
     topology = create_topology(

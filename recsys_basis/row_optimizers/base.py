@@ -115,6 +115,13 @@ class RowOptimizer(ABC):
         one for each row, duplicates already summed; learning_rate: eta after the schedule.
         """
 
+    def grow(self, step: int) -> bool:
+        """Give state the size that it has after ``step`` steps of a run; whether that is another one.
+
+        Rules whose state grows during training override it, and may put new tensors into ``self.state``.
+        """
+        return False
+
     def buckets_of_shard(self, shard: TableShard, name: str) -> tuple[int, int, int]:
         """(local bucket rows, first global bucket row, global bucket rows) of state ``name`` of ``shard``.
 

@@ -8,6 +8,6 @@ schedule.py     step -> learning-rate factor, for dense and embedding optimizers
 clipping.py     one gradient norm over towers and embedding rows
 loop.py         the run itself
 evaluation.py   logits of every evaluated row -> metrics
-checkpoint.py   everything a run is, saved whole or not at all
+stopping.py     SIGTERM: all ranks save at the same step and end
 run_folder.py   what a run leaves behind
 """

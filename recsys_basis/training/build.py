@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ParameterSharding, ShardingEnv
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 
+from recsys_basis.by_table import choose_by_table
 from recsys_basis.dense_optimizers import create_dense_optimizer
 from recsys_basis.embeddings.bags import RowOptimizedEmbeddingBags
 from recsys_basis.embeddings.choice import choose_bags_kernel
@@ -26,6 +28,8 @@ from recsys_basis.ingest.columns import DENSE_COLUMNS
 from recsys_basis.ingest.manifest import Manifest
 from recsys_basis.models import create_model
 from recsys_basis.row_optimizers import row_optimizer_class
+from recsys_basis.row_optimizers.base import RowOptimizerConfig
+from recsys_basis.row_optimizers.basis.budget import solve_state_budgets
 from recsys_basis.schema import ConfigError
 from recsys_basis.tables import Table
 from recsys_basis.training.averaging import TowerAverage
@@ -41,6 +45,7 @@ class Trainable:
 
     model: DistributedModelParallel
     tables: tuple[Table, ...]
+    row_optimizer_of_table: Mapping[str, RowOptimizerConfig]
     row_optimizer: KeyedOptimizer
     """TorchRec's view of all kernels' optimizers; backward does their work."""
     dense_optimizer: torch.optim.Optimizer
@@ -67,31 +72,37 @@ class Trainable:
         if self.tower_average is not None:
             self.tower_average.update()
 
+    def grow(self, step: int) -> None:
+        """Give rows' optimizer state the size that it has after ``step`` steps, where it grows."""
+        for optimizer in _fused_optimizers(self.row_optimizer):
+            optimizer.grow(step)
+
     def dense_parameters(self) -> list[nn.Parameter]:
         return [parameter for _, parameter in dense_parameters(self.model)]
 
     def column_blocks(self) -> dict[str, int]:
         """S of each table that keeps some of its state once for each of S > 1 blocks of columns."""
-        config = self.config.row_optimizer
-        rule, plans = row_optimizer_class(config.rule), self.model.plan.plan.values()
-        sharding = {name: entry for plan in plans for name, entry in plan.items()}
-        blocks = {table.name: _column_blocks(sharding[table.name]) for table in self.tables}
-        return {
-            table.name: blocks[table.name]
-            for table in self.tables
-            if blocks[table.name] > 1 and not rule.state_follows_columns(config, table)
-        }
+        sharding = {name: entry for plan in self.model.plan.plan.values() for name, entry in plan.items()}
+        blocks = {}
+        for table in self.tables:
+            config, count = self.row_optimizer_of_table[table.name], _column_blocks(sharding[table.name])
+            if count > 1 and not row_optimizer_class(config.rule).state_follows_columns(config, table):
+                blocks[table.name] = count
+        return blocks
 
     def embedding_bags(self) -> list[RowOptimizedEmbeddingBags]:
         """Our kernels on this rank; none under FBGEMM."""
-        return list(_bags_of(self.row_optimizer))
+        return [optimizer.bags for optimizer in _fused_optimizers(self.row_optimizer)]
 
 
 def build(config: TrainConfig, manifest: Manifest, runtime: Runtime) -> Trainable:
     """Raises ConfigError for settings that do not fit each other, the data, or the device."""
     tables = create_tables(config.embedding, manifest.cardinalities)
+    row_optimizer_of_table = row_optimizers_of(config, tables)
     codecs = embedding_codecs(config.communication, config.batch_size, runtime.device)
-    sharder = RowOptimizerSharder(tables, _fused_params(config, tables, runtime), codecs)
+    sharder = RowOptimizerSharder(
+        tables, _fused_params(config, tables, row_optimizer_of_table, runtime), codecs
+    )
     embeddings = create_collection(tables, config.embedding.pooling)
     model = create_model(config.model, embeddings, len(DENSE_COLUMNS), config.seed)
     plan = plan_sharding(
@@ -116,21 +127,40 @@ def build(config: TrainConfig, manifest: Manifest, runtime: Runtime) -> Trainabl
     dense_optimizer = create_dense_optimizer(config.dense_optimizer, sharded, towers)
     decay = config.tower_average_decay
     average = None if decay is None else TowerAverage(towers, decay)
-    return Trainable(sharded, tables, sharded.fused_optimizer, dense_optimizer, average, config)
+    return Trainable(
+        sharded,
+        tables,
+        row_optimizer_of_table,
+        sharded.fused_optimizer,
+        dense_optimizer,
+        average,
+        config,
+    )
 
 
-def _bags_of(optimizer: KeyedOptimizer) -> Iterator[RowOptimizedEmbeddingBags]:
-    """Bags behind a tree of fused optimizers; ``model.modules()`` does not reach TorchRec's lookups."""
+def _fused_optimizers(optimizer: KeyedOptimizer) -> Iterator[RowFusedOptimizer]:
+    """Those of our kernels in TorchRec's tree; ``model.modules()`` does not reach the bags in its lookups."""
     if isinstance(optimizer, CombinedOptimizer):
         for _, inner in optimizer.optimizers:
-            yield from _bags_of(inner)
+            yield from _fused_optimizers(inner)
     elif isinstance(optimizer, RowFusedOptimizer):
-        yield optimizer.bags
+        yield optimizer
 
 
 def _column_blocks(sharding: ParameterSharding) -> int:
     spec = sharding.sharding_spec
     return 1 if spec is None else len({shard.shard_offsets[1] for shard in spec.shards})
+
+
+def row_optimizers_of(config: TrainConfig, tables: tuple[Table, ...]) -> dict[str, RowOptimizerConfig]:
+    """The row optimizer of each table, state budgets solved.
+
+    Raises ConfigError for a name that is no table's, and for a budget that cannot be met.
+    """
+    names = [table.name for table in tables]
+    apart = config.table_row_optimizers or {}
+    chosen = choose_by_table(config.row_optimizer, apart, names, "table_row_optimizers")
+    return solve_state_budgets(chosen, tables)
 
 
 def dense_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -142,14 +172,23 @@ def dense_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     ]
 
 
-def _fused_params(config: TrainConfig, tables: tuple[Table, ...], runtime: Runtime) -> dict[str, object]:
-    clipping = config.max_gradient_norm is not None
+def _fused_params(
+    config: TrainConfig,
+    tables: tuple[Table, ...],
+    row_optimizers: Mapping[str, RowOptimizerConfig],
+    runtime: Runtime,
+) -> dict[str, dict[str, Any]]:
+    """What TorchRec carries to the kernel of each table, by table name."""
+    clipping, device_type = config.max_gradient_norm is not None, runtime.device.type
     if config.embedding.kernel == "fbgemm":
         if clipping:
             raise ConfigError(
                 "max_gradient_norm with embedding.kernel = fbgemm: FBGEMM updates rows before the norm is "
                 "known; choose embedding.kernel=auto, or max_gradient_norm=null"
             )
-        return fbgemm_fused_params(config.row_optimizer, runtime.device.type)
-    kernel = choose_bags_kernel(config.embedding.kernel, config.row_optimizer, runtime.device.type)
-    return {SPEC_KEY: EmbeddingSpec(tables, config.row_optimizer, clipping, kernel)}
+        return {name: fbgemm_fused_params(each, device_type) for name, each in row_optimizers.items()}
+    kernel = config.embedding.kernel
+    return {
+        name: {SPEC_KEY: EmbeddingSpec(tables, each, clipping, choose_bags_kernel(kernel, each, device_type))}
+        for name, each in row_optimizers.items()
+    }

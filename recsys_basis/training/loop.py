@@ -18,31 +18,40 @@ from recsys_basis.batches.batch import Batch
 from recsys_basis.batches.parquet import RowGroup
 from recsys_basis.batches.prefetch import prefetch
 from recsys_basis.batches.stream import BatchStream, Shuffle
+from recsys_basis.checkpoints.folder import list_checkpoints
+from recsys_basis.checkpoints.load import START, load_checkpoint
+from recsys_basis.checkpoints.save import CheckpointSaver
 from recsys_basis.diagnostics.recorder import Diagnostics
 from recsys_basis.embeddings.choice import describe_choice
 from recsys_basis.errors import NonFiniteError
 from recsys_basis.ingest.manifest import Manifest
 from recsys_basis.metrics.jitter import JITTER_STEPS, loss_jitter
 from recsys_basis.metrics.resources import RowMeter
+from recsys_basis.row_optimizers.basis import BasisConfig
 from recsys_basis.schema import ConfigError
 from recsys_basis.training.build import Trainable, build
-from recsys_basis.training.checkpoint import Progress, list_checkpoints, load_checkpoint, save_checkpoint
 from recsys_basis.training.clipping import clip_gradients
 from recsys_basis.training.costs import measure_costs
 from recsys_basis.training.data import open_row_groups
 from recsys_basis.training.evaluation import Evaluation, evaluate
 from recsys_basis.training.quiet import silence_known_warnings
+from recsys_basis.training.row_state import describe_row_state, summarize_row_state
 from recsys_basis.training.run_folder import RunFolder, refuse_used_folder
-from recsys_basis.training.runtime import Runtime, start_runtime
+from recsys_basis.training.runtime import Runtime, collectives_named, from_main, new_cpu_group, start_runtime
 from recsys_basis.training.spec import TrainConfig
+from recsys_basis.training.stopping import Agreement, Stopped, nobody_asks
 
 
 def run_training(
-    config: TrainConfig, on_rows: Callable[[int], object] | None = None
+    config: TrainConfig,
+    on_rows: Callable[[int], object] | None = None,
+    stop_asked: Callable[[], bool] = nobody_asks,
 ) -> dict[str, Any] | None:
     """Train, evaluate and save; returns what result.json holds (None on all but the main rank).
 
-    ``on_rows`` is called with the rows of each step, in place of progress bars and words.
+    ``on_rows`` is called with the rows of each step, in place of progress bars and words. Once
+    ``stop_asked()`` is true on some rank, all save a checkpoint and return None. Raises StuckError, with
+    rank and step, where another rank does not answer.
     """
     silence_known_warnings()
     with start_runtime(config.runtime) as runtime:
@@ -51,10 +60,17 @@ def run_training(
         train_groups, evaluation_groups = open_row_groups(config, manifest)
         trainable = build(config, manifest, runtime)
         folder = RunFolder(config, runtime)
-        run = Run(config, runtime, trainable, folder, manifest, train_groups, evaluation_groups, on_rows)
-        run.resume()
-        run.train()
-        return run.finish()
+        run = Run(
+            config, runtime, trainable, folder, manifest, train_groups, evaluation_groups, stop_asked, on_rows
+        )
+        with closing(run), collectives_named(config.runtime, lambda: f"step {run.progress.step}"):
+            run.resume()
+            try:
+                run.train()
+                return run.finish()
+            except Stopped:
+                run.say(f"asked to stop: saved step {run.progress.step}; resume=auto goes on from there")
+                return None
 
 
 WARMUP_STEPS = 10
@@ -72,10 +88,11 @@ class Run:
     manifest: Manifest
     train_groups: list[RowGroup]
     evaluation_groups: list[RowGroup]
+    stop_asked: Callable[[], bool]
     on_rows: Callable[[int], object] | None = None
 
     def __post_init__(self) -> None:
-        self.progress = Progress(step=0, epoch=0, batch=0)
+        self.progress = START
         self.early_losses: list[float] = []
         """This rank's shares of the losses of the first steps; short where the run was resumed."""
         self.num_steps = self._stream(0).num_batches * self.config.epochs
@@ -84,19 +101,36 @@ class Run:
                 f"schedule.warmup_steps = {self.config.schedule.warmup_steps} would not end within the "
                 f"{self.num_steps} steps of this run"
             )
+        for config in self.trainable.row_optimizer_of_table.values():
+            if isinstance(config, BasisConfig) and max(config.grow_at, default=0) >= self.num_steps:
+                raise ConfigError(
+                    f"row_optimizer.grow_at = {list(config.grow_at)}: growth must come before the end of the "
+                    f"{self.num_steps} steps of this run"
+                )
         self.speed = RowMeter(WARMUP_STEPS)
         self.diagnostics = Diagnostics(self.trainable.embedding_bags(), self.config.diagnostics_every_steps)
+        self.saver = CheckpointSaver(self.folder.checkpoints, self.trainable, self._identity())
+        self.agreement = Agreement(new_cpu_group(self.config.runtime))
 
     def resume(self) -> None:
-        """With resume=auto, continue from the newest checkpoint of this run's folder, if it has one."""
-        checkpoints = list_checkpoints(self.folder.checkpoints)
-        if self.config.resume == "auto" and checkpoints:
-            self.progress = load_checkpoint(checkpoints[-1], self.trainable, self._identity())
-            self._say(f"resumed from {checkpoints[-1]} at step {self.progress.step}")
+        """Continue from the newest checkpoint of this run's folder, else from the one that resume names."""
+        own = list_checkpoints(self.folder.checkpoints)
+        path = from_main(own[-1] if own else self.config.resume_path)
+        if path is not None:
+            new_data = path == self.config.resume_path
+            loaded = load_checkpoint(path, self.trainable, self._identity(), new_data)
+            self.progress = loaded.progress
+            if not new_data:
+                self.saver.mark_saved(self.progress.step)
+            for line in (*loaded.told, f"resumed from {path} at step {self.progress.step}"):
+                self.say(line)
         self.folder.start(self.progress.step)
+        self._report_row_state()
         if self.config.embedding.kernel == "auto":
-            self._say(describe_choice(self.config.row_optimizer, self.runtime.device.type))
-        self._say(
+            device_type, configs = self.runtime.device.type, self.trainable.row_optimizer_of_table.values()
+            for words in dict.fromkeys(describe_choice(config, device_type) for config in configs):
+                self.say(words)
+        self.say(
             f"training on {self.runtime.device}, {self.runtime.world_size} rank(s) of "
             f"{self.runtime.threads} thread(s), {self.num_steps:,} steps"
         )
@@ -110,13 +144,18 @@ class Run:
             batches = prefetch(stream, self.config.prefetch_batches)
             with self._bar(title, stream.num_rows, done) as bar, closing(batches):
                 for batch in batches:
+                    self._evaluate_if_due()
                     loss = self.step(batch.to(self.runtime.device))
                     self._advance(batch, loss, bar)
-            self.progress = Progress(step=self.progress.step, epoch=self.progress.epoch + 1, batch=0)
+            self.progress = self.progress.model_copy(update={"epoch": self.progress.epoch + 1, "batch": 0})
 
     def step(self, batch: Batch) -> float:
-        """Forward, backward with the rows' update inside, the towers' update; this rank's loss share."""
+        """Forward, backward with the rows' update inside, the towers' update; this rank's loss share.
+
+        Raises Stopped, with a checkpoint saved, if a rank has been asked to stop.
+        """
         step = self.progress.step
+        stop = self._stop_agreed()
         self.trainable.start_step(step, self.num_steps)
         logits = self.trainable.model(batch.dense, batch.sparse).squeeze(1)
         losses = F.binary_cross_entropy_with_logits(logits, batch.label, reduction="sum")
@@ -128,8 +167,10 @@ class Run:
                 f"step {step}: the loss is {float(loss.detach())}; lower the learning rates. {self._kept()}"
             )
         # A checkpoint is due only now, when a forward pass has shown that its weights are sound.
-        if self._due(self.config.checkpoint_every_steps):
-            self._save()
+        if stop or self._due(self.config.checkpoint_every_steps):
+            self._save(wait=stop)
+        if stop:
+            raise Stopped
         self.diagnostics.watch(step + 1, self.num_steps)
         try:
             loss.backward()
@@ -145,13 +186,19 @@ class Run:
         report = self.diagnostics.report()
         if report is not None:
             self.folder.log_diagnostics(step + 1, report)
+        self.trainable.grow(step + 1)
         return float(loss.detach()) / self.runtime.world_size
 
     def finish(self) -> dict[str, Any] | None:
-        """Evaluation of every row, last checkpoint, result.json."""
-        evaluation = self.evaluate()
-        self._save()
+        """Evaluation of every row, last checkpoint, result.json. Raises Stopped as ``step`` does."""
+        try:
+            evaluation = self.evaluate()
+        except Stopped:
+            self._save(wait=True)
+            raise
+        self._save(evaluation, wait=True)
         costs = measure_costs(self.trainable, self.speed)
+        self.folder.write_row_state(describe_row_state(self.trainable))  # it may have grown
         jitter = self._jitter()
         if evaluation is None:
             return None
@@ -171,7 +218,7 @@ class Run:
         return result
 
     def evaluate(self) -> Evaluation | None:
-        """Evaluate all rows now, and log it."""
+        """Evaluate all rows now, and log it. Raises Stopped if a rank has been asked to stop meanwhile."""
         stream = BatchStream(
             self.evaluation_groups,
             max(self.config.batch_size, 4096),
@@ -180,16 +227,23 @@ class Run:
         )
         average = self.trainable.tower_average
         with self._bar("evaluate", stream.num_rows) as bar, average.in_place() if average else nullcontext():
+
+            def on_batch(rows: int) -> None:
+                bar.update(rows)
+                if self._stop_agreed():
+                    raise Stopped
+
             evaluation = evaluate(
-                self.trainable.model, stream, self.config.prefetch_batches, self.runtime, bar.update
+                self.trainable.model, stream, self.config.prefetch_batches, self.runtime, on_batch
             )
+        self.progress = self.progress.model_copy(update={"evaluated_step": self.progress.step})
         if evaluation is not None:
             self.folder.log("evaluation", self.progress.step, **dataclasses.asdict(evaluation.metrics))
         return evaluation
 
     def _advance(self, batch: Batch, loss: float, bar: tqdm[Any]) -> None:
-        self.progress = Progress(
-            step=self.progress.step + 1, epoch=self.progress.epoch, batch=self.progress.batch + 1
+        self.progress = self.progress.model_copy(
+            update={"step": self.progress.step + 1, "batch": self.progress.batch + 1}
         )
         self.speed.add(batch.global_rows)
         bar.update(batch.global_rows)
@@ -202,22 +256,47 @@ class Run:
             (total,) = self._over_ranks([loss])
             bar.set_postfix(loss=f"{total:.4f}", refresh=False)
             self.folder.log("train", step, loss=total, rows_per_second=self.speed.rows_per_second)
-        if self._due(self.config.evaluate_every_steps):
-            with self.speed.paused():
-                self.evaluate()
+
+    def _evaluate_if_due(self) -> None:
+        """Keeps the weights if they are the best so far."""
+        if (
+            not self._due(self.config.evaluate_every_steps)
+            or self.progress.evaluated_step == self.progress.step
+        ):
+            return
+        with self.speed.paused():
+            try:
+                evaluation = self.evaluate()
+            except Stopped:
+                return  # the step that follows saves and stops; a resumed run evaluates
+            if self.saver.is_best(_metrics(evaluation)):
+                self._save(evaluation)
 
     def _due(self, interval: int | None) -> bool:
         step = self.progress.step
         return interval is not None and step % interval == 0 and 0 < step < self.num_steps
 
-    def _save(self) -> None:
+    def _stop_agreed(self) -> bool:
+        # A save that failed in the background stops the run as well: the next one raises the reason.
+        return self.agreement.any_rank(self.stop_asked() or self.saver.has_failed())
+
+    def _save(self, evaluation: Evaluation | None = None, wait: bool = False) -> None:
         with self.speed.paused():
-            save_checkpoint(self.folder.checkpoints, self.trainable, self.progress, self._identity())
+            self.saver.save(self.progress, _metrics(evaluation), wait)
+
+    def close(self) -> None:
+        """Leave nothing under way."""
+        self.saver.close()
+        self.agreement.finish()
 
     def _identity(self) -> dict[str, Any]:
-        """What decides the order of rows: a position means nothing in another order."""
+        """What decides the order of rows, since a position means nothing in another, and what ids mean."""
         names = {"seed", "batch_size", "shuffle_window", "holdout_fraction", "max_train_rows"}
-        return self.config.model_dump(mode="json", include=names) | {"data": self.manifest.digest()}
+        vocabulary = {column: file.sha256 for column, file in self.manifest.vocabulary_files.items()}
+        return self.config.model_dump(mode="json", include=names) | {
+            "data": self.manifest.digest(),
+            "vocabulary": vocabulary,
+        }
 
     def _over_ranks(self, shares: list[float]) -> list[float]:
         """Losses of global batches from every rank's shares of them."""
@@ -253,12 +332,22 @@ class Run:
             mininterval=0.5,
         )
 
+    def _report_row_state(self) -> None:
+        described = describe_row_state(self.trainable)
+        self.folder.write_row_state(described)
+        for words in summarize_row_state(self.trainable, described):
+            self.say(words)
+
     def _kept(self) -> str:
         checkpoints = list_checkpoints(self.folder.checkpoints)
         return (
             f"The last good checkpoint is {checkpoints[-1]}" if checkpoints else "No checkpoint was saved yet"
         )
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
         if self.runtime.is_main and self.on_rows is None:
             tqdm.write(text)
+
+
+def _metrics(evaluation: Evaluation | None) -> dict[str, float] | None:
+    return None if evaluation is None else dataclasses.asdict(evaluation.metrics)

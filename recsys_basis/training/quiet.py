@@ -22,6 +22,8 @@ ROOT_MESSAGE = "Sharding spec not found for "
 MESSAGES = (
     # DistributedModelParallel hands DDP an argument that torch 2.13 has renamed; the old one still works.
     r"`broadcast_buffers` is deprecated",
+    # TorchRec 1.8 keeps tables in ShardedTensors, and torch's checkpoints take them.
+    r"Please use DTensor instead and we are deprecating ShardedTensor",
     # FBGEMM probes for its GPU-only optimizers when it is imported on a CPU.
     r"(?s).*Failed to import: fbgemm_gpu\.split_embedding_codegen_lookup_invokers",
     r"(?s).*The Python module fbgemm_gpu\.\S+ is now DEPRECATED",

@@ -15,14 +15,14 @@ from statistics import median
 from typing import Any, TextIO
 
 import torch
-import torch.distributed as dist
 from omegaconf import OmegaConf
 from torch.utils.tensorboard import SummaryWriter
 
 from recsys_basis.atomic import written_whole
+from recsys_basis.checkpoints.folder import drop_partial
 from recsys_basis.report.records import write_predictions
 from recsys_basis.schema import ConfigError
-from recsys_basis.training.runtime import Runtime
+from recsys_basis.training.runtime import Runtime, from_main
 from recsys_basis.training.spec import TrainConfig
 
 README = """\
@@ -32,10 +32,11 @@ README = """\
 |---|---|
 | config.yaml | the resolved config: every key that decided this run |
 | environment.json | versions, machine, threads, git commit, command |
+| row_state.json | rule, rows, bucket rows and bytes of optimizer state of each table |
 | metrics.jsonl | one JSON object a line: training loss at intervals, evaluations |
 | diagnostics.jsonl | the row optimizer's state at intervals: a line a report, by table |
 | tensorboard/ | the same as curves: `tensorboard --logdir tensorboard` |
-| checkpoints/ | the newest two checkpoints; `resume=auto` continues from the last |
+| checkpoints/ | newest and best; `resume=auto` goes on from the last, `recsys-basis inspect` lists them |
 | test_predictions.parquet | label and logit of every evaluated row, in file order |
 | result.json | final metrics, bytes, speed; written last, so its presence says the run finished |
 """
@@ -52,9 +53,22 @@ class RunFolder:
         self._config, self._runtime = config, runtime
 
     def start(self, step: int) -> None:
-        """Begin to write, at ``step``: what an earlier try logged after it is taken back."""
+        """Begin to write, at ``step``: what an earlier try logged after it is taken back.
+
+        Raises ConfigError if the folder cannot be written.
+        """
         if not self._writes:
             return
+        try:
+            self._open(step)
+        except OSError as error:
+            raise ConfigError(
+                f"output_dir = {self.path} cannot be written ({error}): give it room and write "
+                "permission, or choose another"
+            ) from error
+
+    def _open(self, step: int) -> None:
+        drop_partial(self.checkpoints)
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         (self.path / "result.json").unlink(missing_ok=True)
         (self.path / "README.md").write_text(README)
@@ -82,6 +96,11 @@ class RunFolder:
                 by_name.setdefault(name, []).append(value)
         for name, numbers in by_name.items():
             self._board.add_scalar(f"diagnostics/{name}", median(numbers), step)
+
+    def write_row_state(self, described: dict[str, dict[str, Any]]) -> None:
+        """row_state.json: what ``describe_row_state`` found."""
+        if self._writes:
+            write_json(self.path / "row_state.json", described)
 
     def write_predictions(self, label: torch.Tensor, logit: torch.Tensor) -> None:
         """label [n] int8 and logit [n] float32 of all evaluated rows."""
@@ -120,13 +139,19 @@ def refuse_used_folder(config: TrainConfig, runtime: Runtime) -> None:
     main rank has begun to write.
     """
     path = Path(config.output_dir)
-    is_used = runtime.is_main and path.exists() and (not path.is_dir() or any(path.iterdir()))
-    verdict = torch.tensor([int(is_used)])
-    dist.all_reduce(verdict)
-    if verdict.item() and config.resume == "never":
+    if config.resume == "auto":
+        return
+    is_used = path.exists() and (not path.is_dir() or any(path.iterdir()))
+    if from_main(is_used and not _has_begun_from(path, config.resume_path)):
         raise ConfigError(
             f"output_dir = {path} is not empty: choose another, or resume=auto to continue that run"
         )
+
+
+def _has_begun_from(path: Path, checkpoint: Path | None) -> bool:
+    """Whether ``path`` holds this very run, begun from ``checkpoint``: as one that torchrun has restarted."""
+    saved = path / "config.yaml"
+    return checkpoint is not None and saved.is_file() and OmegaConf.load(saved).resume == str(checkpoint)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
 from pydantic import Field
 from torchrec.distributed.comm_ops import set_use_sync_collectives
 
+from recsys_basis.errors import UserError
 from recsys_basis.schema import ConfigError, Section
+
+T = TypeVar("T")
+
+
+class StuckError(UserError):
+    """Another rank has died or hangs."""
 
 
 class RuntimeConfig(Section):
@@ -63,6 +70,35 @@ def start_runtime(config: RuntimeConfig) -> Iterator[Runtime]:
         yield Runtime(dist.get_rank(), dist.get_world_size(), device, threads)
     finally:
         dist.destroy_process_group()
+
+
+def new_cpu_group(config: RuntimeConfig) -> dist.ProcessGroup:
+    """A gloo group of all ranks, for collectives that run beside those of training."""
+    group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=config.collective_timeout_s))
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def from_main(value: T) -> T:
+    """The main rank's ``value``, on every rank."""
+    values: list[T] = [value]
+    dist.broadcast_object_list(values)
+    return values[0]
+
+
+@contextmanager
+def collectives_named(config: RuntimeConfig, where: Callable[[], str]) -> Iterator[None]:
+    """Turn the error of a collective that another rank did not answer into one that says ``where``."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+            raise
+        raise StuckError(
+            f"rank {dist.get_rank()}, {where()}: another rank did not answer within "
+            f"runtime.collective_timeout_s = {config.collective_timeout_s}, or is gone; its own output says "
+            f"why ({str(error).splitlines()[0]})"
+        ) from error
 
 
 def _device(config: RuntimeConfig) -> torch.device:

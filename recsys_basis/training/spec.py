@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any
 
-from pydantic import Field, SerializeAsAny, field_validator
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
+from recsys_basis.checkpoints.folder import Metric
 from recsys_basis.dense_optimizers import DenseOptimizerConfig, parse_dense_optimizer
 from recsys_basis.embeddings.spec import EmbeddingConfig
 from recsys_basis.ingest.spec import DatasetConfig
 from recsys_basis.models import ModelConfig
-from recsys_basis.row_optimizers import parse_row_optimizer
+from recsys_basis.row_optimizers import parse_row_optimizer, row_optimizer_defaults
 from recsys_basis.row_optimizers.base import RowOptimizerConfig
 from recsys_basis.schema import Section
 from recsys_basis.training.communication import CommunicationConfig
@@ -25,6 +27,8 @@ class TrainConfig(Section):
     model: ModelConfig
     embedding: EmbeddingConfig
     row_optimizer: SerializeAsAny[RowOptimizerConfig]
+    table_row_optimizers: dict[str, SerializeAsAny[RowOptimizerConfig]] | None
+    """Of single tables, by name or glob; an exact name counts before a glob, then the first that fits."""
     dense_optimizer: SerializeAsAny[DenseOptimizerConfig]
     schedule: ScheduleConfig
     communication: CommunicationConfig
@@ -54,15 +58,64 @@ class TrainConfig(Section):
     """Read the row optimizer's state at these steps and the last (recsys_basis.diagnostics); null: never."""
     checkpoint_every_steps: Annotated[int, Field(ge=1)] | None
     """null: at the end only."""
-    resume: Literal["auto", "never"]
+    checkpoint_asynchronous: bool
+    """Whether files are written beside training, from a copy of weights and state."""
+    checkpoint_keep: Annotated[int, Field(ge=1)]
+    """Newest checkpoints that stay."""
+    checkpoint_best_by: Metric | None
+    """Metric of evaluation by which the best checkpoint stays as well; null: none."""
+    resume: str
+    """auto, never, or the path of a checkpoint."""
     output_dir: str
+
+    @property
+    def resume_path(self) -> Path | None:
+        """The checkpoint that ``resume`` names, if it names one."""
+        return None if self.resume in ("auto", "never") else Path(self.resume)
+
+    @field_validator("resume")
+    @classmethod
+    def _names_a_checkpoint(cls, value: str) -> str:
+        if value not in ("auto", "never") and not Path(value).is_dir():
+            raise ValueError("it is auto, never, or the folder of a checkpoint (.../checkpoints/step-N)")
+        return value
+
+    @model_validator(mode="after")
+    def _best_is_evaluated(self) -> TrainConfig:
+        if self.checkpoint_best_by is not None and self.evaluate_every_steps is None:
+            raise ValueError("checkpoint_best_by needs evaluate_every_steps: only evaluated weights compare")
+        return self
 
     @field_validator("row_optimizer", mode="before")
     @classmethod
     def _row_optimizer(cls, value: Any) -> Any:
         return value if isinstance(value, RowOptimizerConfig) else parse_row_optimizer(value)
 
+    @field_validator("table_row_optimizers", mode="before")
+    @classmethod
+    def _table_row_optimizers(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {tables: _named_row_optimizer(each, tables) for tables, each in value.items()}
+
     @field_validator("dense_optimizer", mode="before")
     @classmethod
     def _dense_optimizer(cls, value: Any) -> Any:
         return value if isinstance(value, DenseOptimizerConfig) else parse_dense_optimizer(value)
+
+
+def _named_row_optimizer(value: Any, tables: str) -> RowOptimizerConfig:
+    """From a file's name, from ``base`` = a file's name and the keys that differ, or from a whole section."""
+    if isinstance(value, RowOptimizerConfig):
+        return value
+    if isinstance(value, str):
+        return row_optimizer_defaults(value)
+    if not isinstance(value, dict):
+        raise ValueError(
+            f"{tables}: {value!r} is neither a file's name in configs/row_optimizer nor a section"
+        )
+    if "base" not in value:
+        return parse_row_optimizer(value)
+    return row_optimizer_defaults(
+        value["base"], **{key: each for key, each in value.items() if key != "base"}
+    )

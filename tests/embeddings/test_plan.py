@@ -30,7 +30,7 @@ EMBEDDINGS = EmbeddingBagCollection(
 
 def sharder(rule: str) -> RowOptimizerSharder:
     spec = EmbeddingSpec((TABLE,), row_optimizer_defaults(rule), hold_gradients=False, kernel="torch")
-    return RowOptimizerSharder((TABLE,), {SPEC_KEY: spec})
+    return RowOptimizerSharder((TABLE,), {TABLE.name: {SPEC_KEY: spec}})
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -70,8 +70,12 @@ def share(step: int, rank: int, world_size: int) -> tuple[KeyedJaggedTensor, tor
     return features, labels[rows]
 
 
-def train_each(cases: dict[str, tuple[RowOptimizerConfig, str, str]]) -> dict[str, Any]:
-    """For each case (rule, sharding, pooling), all tensors after ``STEPS`` global batches, or the refusal."""
+Case = tuple[dict[str, RowOptimizerConfig], str, str]
+"""Row optimizer of each table, sharding, pooling."""
+
+
+def train_each(cases: dict[str, Case]) -> dict[str, Any]:
+    """For each case, all tensors after ``STEPS`` global batches, or the refusal."""
     results: dict[str, Any] = {}
     with start_runtime(RUNTIME) as runtime:
         for name, case in cases.items():
@@ -83,7 +87,7 @@ def train_each(cases: dict[str, tuple[RowOptimizerConfig, str, str]]) -> dict[st
 
 
 def train(
-    runtime: Runtime, config: RowOptimizerConfig, sharding: str, pooling: str
+    runtime: Runtime, configs: dict[str, RowOptimizerConfig], sharding: str, pooling: str
 ) -> dict[str, torch.Tensor]:
     """Train on ``STEPS`` global batches; full tensors by name, gathered to rank 0."""
     embeddings = EmbeddingBagCollection(
@@ -101,7 +105,11 @@ def train(
         device=torch.device("meta"),
     )
     sharder = RowOptimizerSharder(
-        TABLES, {SPEC_KEY: EmbeddingSpec(TABLES, config, hold_gradients=False, kernel="torch")}
+        TABLES,
+        {
+            name: {SPEC_KEY: EmbeddingSpec(TABLES, config, hold_gradients=False, kernel="torch")}
+            for name, config in configs.items()
+        },
     )
     module = Model(embeddings)
     blocks = 2 if sharding in ("column_wise", "grid_shard") else 1
@@ -177,40 +185,49 @@ RULES = {
 }
 
 
-CASES = {
+def for_all(rule: str, **overrides: Any) -> dict[str, RowOptimizerConfig]:
+    return {table.name: RULES[rule].model_copy(update=overrides) for table in TABLES}
+
+
+EACH_ITS_OWN = {
+    "a": RULES["basis"],
+    "b": RULES["adam"],
+    "c": row_optimizer_defaults("basis", rows_per_bucket=2.0, scalar="none"),
+}
+
+CASES: dict[str, Case] = {
     **{
-        f"{rule} {sharding}": (config, sharding, "sum")
-        for rule, config in RULES.items()
+        f"{rule} {sharding}": (for_all(rule), sharding, "sum")
+        for rule in RULES
         for sharding in ("table_wise", "row_wise")
     },
-    "mean table_wise": (RULES["rowwise_adagrad"], "table_wise", "mean"),
-    "mean mixed": (RULES["rowwise_adagrad"], "row_wise", "mean"),  # table c is too small for row-wise
+    "each its own table_wise": (EACH_ITS_OWN, "table_wise", "sum"),
+    "each its own row_wise": (EACH_ITS_OWN, "row_wise", "sum"),
+    "mean table_wise": (for_all("rowwise_adagrad"), "table_wise", "mean"),
+    "mean mixed": (for_all("rowwise_adagrad"), "row_wise", "mean"),  # table c is too small for row-wise
 }
 
 
-COLUMN_CASES = {
+COLUMN_CASES: dict[str, Case] = {
     **{
-        f"{rule} {sharding}": (RULES[rule], sharding, "sum")
+        f"{rule} {sharding}": (for_all(rule), sharding, "sum")
         for rule in ("basis", "basis_literal", "adam", "partial_rowwise_adam")
         for sharding in ("column_wise", "data_parallel")
     },
-    "mean column_wise": (RULES["rowwise_adagrad"], "column_wise", "mean"),
-    "mean data_parallel": (RULES["rowwise_adagrad"], "data_parallel", "mean"),
-    "frozen adagrad": (row_optimizer_defaults("adagrad", learning_rate=0.0), "table_wise", "sum"),
-    "frozen rowwise_adagrad": (
-        row_optimizer_defaults("rowwise_adagrad", learning_rate=0.0),
-        "column_wise",
-        "sum",
-    ),
+    "mean column_wise": (for_all("rowwise_adagrad"), "column_wise", "mean"),
+    "mean data_parallel": (for_all("rowwise_adagrad"), "data_parallel", "mean"),
+    "each its own column_wise": (EACH_ITS_OWN, "column_wise", "sum"),
+    "frozen adagrad": (for_all("adagrad", learning_rate=0.0), "table_wise", "sum"),
+    "frozen rowwise_adagrad": (for_all("rowwise_adagrad", learning_rate=0.0), "column_wise", "sum"),
 }
-NODE_CASES = {
+NODE_CASES: dict[str, Case] = {
     **{
-        f"{rule} {sharding}": (RULES[rule], sharding, "sum")
+        f"{rule} {sharding}": (for_all(rule), sharding, "sum")
         for rule in ("basis", "adam")
         for sharding in ("table_row_wise", "grid_shard")
     },
-    "mean grid_shard": (RULES["adam"], "grid_shard", "mean"),
-    "mean table_row_wise": (RULES["adam"], "table_row_wise", "mean"),  # c is too small for it
+    "mean grid_shard": (for_all("adam"), "grid_shard", "mean"),
+    "mean table_row_wise": (for_all("adam"), "table_row_wise", "mean"),  # c is too small for it
 }
 
 
@@ -286,6 +303,26 @@ def test_every_rule_ends_elsewhere(alone: dict[str, Any]) -> None:
     weights = [alone[f"{rule} table_wise"]["embeddings.embedding_bags.a.weight"] for rule in RULES]
     for place, weight in enumerate(weights):
         assert not any(torch.equal(weight, other) for other in weights[place + 1 :])
+
+
+@pytest.mark.parametrize("sharding", ["table_wise", "row_wise"])
+def test_each_table_keeps_the_state_of_its_own_rule(sharding: str, together: dict[str, Any]) -> None:
+    sizes = {
+        name: tuple(value.shape)
+        for name, value in together[f"each its own {sharding}"].items()
+        if not name.endswith("weight")
+    }
+    assert sizes == {
+        "a.second_moment": (12, 8),  # 4 partitions of 16 rows, 5 a bucket
+        "a.updates": (12,),
+        "a.energy": (64,),
+        "a.table_updates": (1,),
+        "b.first_moment": (30, 8),
+        "b.second_moment": (30, 8),
+        "b.updates": (1,),
+        "c.second_moment": (2, 8),
+        "c.updates": (2,),
+    }
 
 
 def test_mean_pooling_with_mixed_sharding_is_refused(together: dict[str, Any]) -> None:

@@ -38,7 +38,7 @@ def storages(
         ],
         device=torch.device("meta"),
     )
-    sharder = RowOptimizerSharder(TABLES, fused)
+    sharder = RowOptimizerSharder(TABLES, {table.name: fused for table in TABLES})
     topology = Topology(world_size=2, compute_device=device)
     planner, _ = create_planner(sharder, embedding, topology, batch_size=64)
     return planner._enumerator.enumerate(embeddings, [sharder])

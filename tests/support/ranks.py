@@ -30,7 +30,7 @@ def run_ranks(
 
     ``ranks_per_node``: what TorchRec takes for the size of a node; all ranks by default.
 
-    The function's module and this package travel by value, since neither can be imported elsewhere.
+    The function's module travels by value, since test modules cannot be imported elsewhere; ``support`` can.
     """
     cloudpickle.register_pickle_by_value(sys.modules[__package__ or __name__])
     cloudpickle.register_pickle_by_value(sys.modules[function.__module__])
@@ -42,6 +42,7 @@ def run_ranks(
             "WORLD_SIZE": str(world_size),
             "LOCAL_WORLD_SIZE": str(ranks_per_node or world_size),
             "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(Path(__file__).parents[1]),
         }
         ranks = [
             subprocess.Popen(

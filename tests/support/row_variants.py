@@ -26,7 +26,7 @@ def _basis_variants() -> list[tuple[str, dict[str, Any]]]:
         {"scalar": "energy", "energy_decay": 0.9, "energy_start": "prior", "energy_prior": 0.0},
         {"scalar": "energy", "energy_decay": 0.9, "energy_start": "prior", "energy_prior": 0.3},
         {"scalar": "energy", "energy_decay": 0.9, "energy_correction": "none"},
-        {"scalar": "energy", "energy_decay": 1.0, "energy_start": "prior", "energy_prior": 2.0, "hash": "double"},
+        {"energy_decay": 1.0, "energy_start": "prior", "energy_prior": 2.0, "hash": "double"},
         {"scalar": "hypergradient", "hypergradient_form": "log", "signed": True},
         {"scalar": "hypergradient", "hypergradient_normalized": True},
         {"scalar": "hypergradient", "hypergradient_by_frequency": True, "direction": "momentum"},

@@ -5,25 +5,32 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from sklearn.metrics import log_loss, roc_auc_score
+from support.kernels import require_kernels
 from support.ranks import run_ranks
 from support.tiny import tiny_config
 
+from recsys_basis.batches.batch import Batch
 from recsys_basis.batches.parquet import Columns, ParquetError, RowGroup
+from recsys_basis.checkpoints.folder import CheckpointError, Record, list_checkpoints
 from recsys_basis.errors import NonFiniteError
 from recsys_basis.ingest.errors import DataError
 from recsys_basis.ingest.manifest import Manifest
+from recsys_basis.kernels.rules import RULES as RULES_IN_CPP
 from recsys_basis.metrics.click import OneClassError
+from recsys_basis.row_optimizers.sgd import SGD
 from recsys_basis.schema import ConfigError
-from recsys_basis.training.checkpoint import CheckpointError, list_checkpoints
 from recsys_basis.training.loop import Run, run_training
 from recsys_basis.training.spec import TrainConfig
 
+MIXED = "table_row_optimizers={C3: adam, C1?: adam, C12: sgd}"
+GROWING = ("row_optimizer.rows_per_bucket=20", "row_optimizer.grow_at=[7,30,40]")
 RULES = ["basis", "basis_literal", "adam", "partial_rowwise_adam", "rowwise_adagrad", "adagrad", "sgd"]
 
 
@@ -98,18 +105,6 @@ def test_batches_made_ahead_change_nothing(
     assert np.array_equal(logits_of(tmp_path / "0"), logits_of(tmp_path / "5"))
 
 
-def test_what_the_reader_raises_ends_the_run(
-    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def rotten(self: RowGroup) -> Columns:
-        raise ParquetError(f"{self.path}: row group {self.index} cannot be read")
-
-    monkeypatch.setattr(RowGroup, "read", rotten)
-    with pytest.raises(ParquetError, match=r"part-00000\.parquet: row group \d"):
-        run_training(tiny_config(prepared, tmp_path / "run"))
-    assert not prefetching()
-
-
 class Killed(BaseException):
     """Ends a run as a kill would: nothing catches it."""
 
@@ -130,7 +125,8 @@ def run_until(config: TrainConfig, step: int, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    "overrides", [*((f"row_optimizer={rule}",) for rule in RULES), ("tower_average_decay=0.9",)]
+    "overrides",
+    [*((f"row_optimizer={rule}",) for rule in RULES), ("tower_average_decay=0.9",), (MIXED,), GROWING],
 )
 def test_a_killed_run_resumes_bit_for_bit(
     overrides: tuple[str, ...], prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -149,6 +145,8 @@ TWO_RANKS = {
     "basis": ("row_optimizer=basis",),
     "adam": ("row_optimizer=adam",),
     "clipped": ("row_optimizer=basis", "max_gradient_norm=0.05"),
+    "growing": ("row_optimizer.rows_per_bucket=20", "row_optimizer.grow_at=[7,20]"),
+    "mixed and clipped": (MIXED, "max_gradient_norm=0.05"),
     # 3,200 rows in batches of 3,199: the last batch has one row, and one rank has none.
     "dcnv2 and a rank without rows": (
         "model=dcnv2",
@@ -192,11 +190,16 @@ def test_clipping_acts(prepared: Path, tmp_path: Path) -> None:
 
 
 def test_fbgemm_kernel_gives_the_same_model(prepared: Path, tmp_path: Path) -> None:
-    for rule in ("rowwise_adagrad", "sgd"):
+    mixed = "table_row_optimizers={C3: sgd, C1?: sgd}"
+    for name, rule in (
+        ("rowwise_adagrad", ("row_optimizer=rowwise_adagrad",)),
+        ("sgd", ("row_optimizer=sgd",)),
+        ("both", ("row_optimizer=rowwise_adagrad", mixed)),
+    ):
         for kernel in ("torch", "fbgemm"):
-            settings = (f"row_optimizer={rule}", f"embedding.kernel={kernel}")
-            run_training(tiny_config(prepared, tmp_path / f"{rule}-{kernel}", *settings))
-        ours, theirs = (logits_of(tmp_path / f"{rule}-{kernel}") for kernel in ("torch", "fbgemm"))
+            settings = (*rule, f"embedding.kernel={kernel}")
+            run_training(tiny_config(prepared, tmp_path / f"{name}-{kernel}", *settings))
+        ours, theirs = (logits_of(tmp_path / f"{name}-{kernel}") for kernel in ("torch", "fbgemm"))
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
@@ -205,7 +208,10 @@ def test_fbgemm_kernel_gives_the_same_model(prepared: Path, tmp_path: Path) -> N
     [
         (("embedding.kernel=fbgemm", "row_optimizer=adam"), "no 'adam' on cpu"),
         (("embedding.kernel=fbgemm", "row_optimizer=basis"), "no 'basis' on cpu"),
+        (("embedding.kernel=fbgemm", "row_optimizer=sgd", MIXED), "no 'adam' on cpu"),
+        (("+table_row_optimizers.C27=adam",), "table_row_optimizers.C27 names no table"),
         (("embedding.kernel=fbgemm", "row_optimizer=sgd", "max_gradient_norm=1.0"), "max_gradient_norm"),
+        (("row_optimizer.grow_at=[3,25]",), r"grow_at = \[3, 25\].* 25 steps"),
         (("model.dense_arch=[16,4]",), "embedding_dim = 8"),
         (("model.over_arch=[16,2]",), "model.over_arch"),
         (("model.cross_layers=1",), "cross_layers"),
@@ -219,6 +225,21 @@ def test_settings_that_do_not_fit_are_refused(
     with pytest.raises(ConfigError, match=words):
         run_training(tiny_config(prepared, tmp_path / "run", *settings))
     assert not (tmp_path / "run").exists()
+
+
+def test_auto_takes_a_kernel_for_each_rule_and_says_so(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    require_kernels()
+    monkeypatch.delitem(RULES_IN_CPP, SGD)
+    settings = ("row_optimizer=adam", "+table_row_optimizers.C3=sgd")
+    run_training(tiny_config(prepared, tmp_path / "run", *settings))
+    words = capsys.readouterr().out
+    assert (
+        "auto: the C++ kernels" in words and "auto: plain PyTorch, since row_optimizer.rule = 'sgd'" in words
+    )
+    with pytest.raises(ConfigError, match=r"row_optimizer\.rule = 'sgd' has no C\+\+ kernel"):
+        run_training(tiny_config(prepared, tmp_path / "other", *settings, "embedding.kernel=cpp"))
 
 
 def test_dcnv2_and_mean_pooling_train(prepared: Path, tmp_path: Path) -> None:
@@ -348,3 +369,77 @@ def test_a_used_folder_is_refused_on_every_rank(prepared: Path, tmp_path: Path) 
     answers = run_ranks(2, refusal, tiny_config(prepared, tmp_path))
     assert all("not empty" in answer for answer in answers)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def vanish(part: Path) -> None:
+    part.unlink()
+
+
+def cut(part: Path) -> None:
+    part.write_bytes(part.read_bytes()[:-100])
+
+
+def shrink(part: Path) -> None:
+    """Whole again, with fewer rows in each row group."""
+    pq.write_table(pq.read_table(part), part, row_group_size=400)
+
+
+@pytest.mark.parametrize("damage", [vanish, cut, shrink])
+def test_data_that_changes_during_training_is_named(
+    damage: Callable[[Path], None], prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "prepared"
+    shutil.copytree(prepared, copy)
+    part, original = copy / "train" / "part-00000.parquet", Run.step
+
+    def step(self: Run, batch: Batch) -> float:
+        if self.progress.step == 5:
+            damage(part)
+        return original(self, batch)
+
+    monkeypatch.setattr(Run, "step", step)
+    settings = ("checkpoint_every_steps=4", "resume=auto", "prefetch_batches=2")  # the rest is read later
+    config = tiny_config(copy, tmp_path / "run", *settings)
+    with pytest.raises(ParquetError, match=rf"{part}: row group \d+ .*prepare"):
+        run_training(config)
+    assert not prefetching()
+    monkeypatch.undo()
+    shutil.copy(prepared / "train" / "part-00000.parquet", part)
+    result = run_training(config)  # from the checkpoint before
+    assert result is not None and result["steps"] == 25
+
+
+def test_the_best_evaluated_weights_stay(prepared: Path, tmp_path: Path) -> None:
+    settings = ("evaluate_every_steps=10", "checkpoint_best_by=log_loss", "checkpoint_keep=1", "epochs=2")
+    # So fast that the last weights are not the best.
+    wild = ("row_optimizer.learning_rate=0.5", "dense_optimizer.learning_rate=0.05")
+    run_training(tiny_config(prepared, tmp_path / "run", *settings, *wild))
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    losses = {line["step"]: line["log_loss"] for line in lines if line["kind"] == "evaluation"}
+    best = min(losses, key=lambda step: losses[step])
+    assert list(losses) == [10, 20, 30, 40, 50] and best < 50
+    kept = list_checkpoints(tmp_path / "run" / "checkpoints")
+    assert [path.name for path in kept] == [f"step-{best:09d}", "step-000000050"]
+    record = Record.read(kept[0])
+    assert record.evaluation is not None and record.evaluation["log_loss"] == losses[best]
+
+
+def test_a_run_begins_from_a_checkpoint_that_resume_names(prepared: Path, tmp_path: Path) -> None:
+    run_training(tiny_config(prepared, tmp_path / "whole", "checkpoint_every_steps=15"))
+    path = list_checkpoints(tmp_path / "whole" / "checkpoints")[0]
+    assert path.name == "step-000000015"
+    config = tiny_config(prepared, tmp_path / "other", f"resume={path}")
+    run_training(config)
+    assert np.array_equal(logits_of(tmp_path / "whole"), logits_of(tmp_path / "other"))
+    shutil.rmtree(path)  # as torchrun restarts it: from its own checkpoint, no longer from that one
+    path.mkdir()
+    assert run_training(config) is not None
+    (tmp_path / "another").mkdir()
+    with pytest.raises(ConfigError, match="not empty"):
+        run_training(config.model_copy(update={"resume": str(tmp_path / "another")}))
+
+
+def test_a_folder_that_cannot_be_written_is_named(prepared: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"output_dir = .*file/run cannot be written \(.*Not a directory"):
+        run_training(tiny_config(prepared, tmp_path / "file" / "run"))

@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 import torch
 from support.tiny import tiny_config
+from support.trained import IDENTITY, save_checkpoint
 
+from recsys_basis.checkpoints.folder import CheckpointError
+from recsys_basis.checkpoints.load import load_checkpoint
 from recsys_basis.ingest.manifest import Manifest
 from recsys_basis.schema import ConfigError
 from recsys_basis.training.build import Trainable, build
-from recsys_basis.training.checkpoint import CheckpointError, Progress, load_checkpoint, save_checkpoint
 from recsys_basis.training.loop import run_training
 from recsys_basis.training.runtime import start_runtime
 
 COLUMNS = ("embedding.sharding=column_wise", "embedding.column_shards=2")
-PROGRESS = Progress(step=1, epoch=0, batch=1)
 
 
 def with_model(prepared: Path, *overrides: str, then: Any) -> Any:
@@ -57,11 +58,11 @@ def moved(
                     part.tensor.copy_(torch.rand(part.tensor.shape) + number)
                 else:
                     part.tensor.fill_(17)
-        save_checkpoint(folder, trainable, PROGRESS, {})
+        save_checkpoint(folder, trainable, step=1)
         return whole_state(trainable)
 
     def load(trainable: Trainable) -> dict[str, torch.Tensor]:
-        load_checkpoint(folder / "step-000000001", trainable, {})
+        load_checkpoint(folder / "step-000000001", trainable, IDENTITY)
         trainable.start_step(1, 2)  # as before the next forward pass
         for bags in trainable.embedding_bags():
             for part in bags.row_optimizer.table_states():

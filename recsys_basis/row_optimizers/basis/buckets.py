@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import torch
 
 from recsys_basis.row_optimizers.basis.spec import BasisConfig
+from recsys_basis.schema import ConfigError
 from recsys_basis.tables import Table, TableShard
 
 NUM_KEYS = {"balanced": 4, "murmur3": 1, "double": 2, "modulo": 0}
@@ -92,13 +93,27 @@ class PartitionSizes:
     """h: the first places, each with a bucket of its own."""
 
     @classmethod
-    def of(cls, table: Table, config: BasisConfig) -> PartitionSizes:
-        """h is rounded up from H / P, and leaves the shared places of a partition at least one bucket."""
+    def of(cls, table: Table, config: BasisConfig, doublings: int = 0) -> PartitionSizes:
+        """h is rounded up from H / P, and leaves the shared places of a partition at least one bucket.
+
+        Then the shared buckets double, ``doublings`` times or until there would be more of them than places.
+
+        Raises ConfigError while a state budget is not solved: it is of several tables (``budget.py``).
+        """
         places = table.rows_per_partition
-        buckets = max(1, int(places / config.rows_per_bucket))
+        if config.bucket_rows is not None:
+            buckets = min(places, max(1, config.bucket_rows // table.num_partitions))
+        elif config.rows_per_bucket is not None:
+            buckets = max(1, int(places / config.rows_per_bucket))
+        else:
+            raise ConfigError("state_budget is of all tables together: solve_state_budgets comes first")
         most_private = buckets if buckets == places else buckets - 1
         wanted = -(-config.head_rows // table.num_partitions) or round(config.head_bucket_share * buckets)
-        return cls(places, buckets, min(wanted, most_private))
+        private = min(wanted, most_private)
+        shared = buckets - private
+        for _ in range(doublings):
+            shared = 2 * shared if 2 * shared <= places - private else shared
+        return cls(places, private + shared, private)
 
 
 @dataclass(frozen=True)
@@ -122,9 +137,12 @@ class RowBuckets:
 class BucketMap:
     """The map h from a group's rows to its bucket rows on this rank, and the map's signs."""
 
-    def __init__(self, config: BasisConfig, shards: Sequence[TableShard], device: torch.device) -> None:
+    def __init__(
+        self, config: BasisConfig, shards: Sequence[TableShard], device: torch.device, doublings: int = 0
+    ) -> None:
         self.config = config
-        self.sizes = [PartitionSizes.of(shard.table, config) for shard in shards]
+        self.doublings = doublings
+        self.sizes = [PartitionSizes.of(shard.table, config, doublings) for shard in shards]
         local = [shard.num_partitions for shard in shards]
         self.num_buckets = sum(p * size.num_buckets for p, size in zip(local, self.sizes, strict=True))
         self.num_private = sum(p * size.num_private for p, size in zip(local, self.sizes, strict=True))
@@ -174,6 +192,15 @@ class BucketMap:
         where = self.of_rows(rows)
         found = where.first == bucket
         return rows[found if where.second is None else found | (where.second == bucket)]
+
+    def parents(self, smaller: BucketMap) -> torch.Tensor:
+        """[K] int64: for each bucket row, that of ``smaller``, with fewer doublings, where its rows were."""
+        bucket = torch.arange(self.num_buckets, device=self.buckets.device)
+        partition = torch.searchsorted(self.bucket_start, bucket, right=True) - 1
+        local = bucket - self.bucket_start[partition]
+        private = self.private[partition]
+        shared = private + (local - private) % smaller.shared_buckets[partition]
+        return smaller.bucket_start[partition] + torch.where(local < private, local, shared)
 
     def _bucket(
         self, partition: torch.Tensor, place: torch.Tensor, private: torch.Tensor, shared: torch.Tensor

@@ -129,6 +129,24 @@ class Basis(RowOptimizer):
             shard.table.num_partitions * size,
         )
 
+    def grow(self, step: int) -> bool:
+        """As in the base class: bucket rows double after each of the steps ``grow_at``."""
+        doublings = sum(each <= step for each in self.config.grow_at)
+        if doublings == self.buckets.doublings:
+            return False
+        grown = BucketMap(self.config, self.shards, self.device, doublings)
+        parents = grown.parents(self.buckets)
+        self.buckets = grown
+        self.second, self.updates = self.second[parents], self.updates[parents]
+        self._second = self._stored(self.second, grown.bucket_start, "second_moment")
+        self.state["second_moment"] = State(self.second, "bucket")
+        self.state["updates"] = State(self.updates, "bucket")
+        if self.config.first_moment == "all":
+            self.first = self.first[parents]
+            self._first = self._stored(self.first, grown.bucket_start, "first_moment")
+            self.state["first_moment"] = State(self.first, "bucket")
+        return True
+
     def update(
         self, weights: torch.Tensor, rows: torch.Tensor, gradients: torch.Tensor, learning_rate: float
     ) -> None:

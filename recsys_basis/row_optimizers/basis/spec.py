@@ -24,6 +24,11 @@ rows. V^ and M^ are V / (1 - beta2^t) and M / (1 - beta1^t). With ``hash=double`
 and counts once in each: its V^ is the elementwise smaller, its M^ the mean of the two (once if they
 coincide). eta is this step's learning rate.
 
+After each of the steps ``grow_at``, the shared bucket rows of a table double (K - H to 2 (K - H)), and the
+two children of a bucket row inherit its V, M and t. Every hash is a number of the row, drawn once, modulo
+the shared bucket rows, so a row of bucket b moves to b or to b + K - H: to a child of the bucket it was in.
+What a row reads is then what it was; a row alone in its bucket stays private, and scalars are no bucket's.
+
 One step, for the distinct rows i of a batch with summed gradients g_i [D]; b = h(i)
 -------------------------------------------------------------------------------------
 1. scalar=hypergradient (Baydin et al., "Online Learning Rate Adaptation with Hypergradient Descent",
@@ -36,12 +41,12 @@ One step, for the distinct rows i of a batch with summed gradients g_i [D]; b = 
        g_b = mean of sign(i) g_i;  q_b = mean of g_i^2, elementwise
 3.     M_b <- beta1 M_b + (1 - beta1) g_b;  V_b <- beta2 V_b + (1 - beta2) q_b;  t_b <- t_b + 1
 4. scalar=energy:
-       e_i <- prior mean_d V^_b                         start=prior, if e_i is still 0: new rows lean on their bucket
+       e_i <- prior mean_d V^_b                         start=prior, where e_i is 0: it leans on its bucket
        e_i <- decay e_i + (1 - decay) mean_d g_i^2      start=first: an e_i still 0 becomes mean_d g_i^2
        e_i <- e_i + mean_d g_i^2                        decay=1: summed, as rowwise Adagrad does
        s_i = sqrt(mean_d V^_b / e^_i), 0 where e_i = 0
-   e^_i = e_i; with correction=table and decay < 1: T <- T + 1, e^_i = e_i / (1 - decay^T), as lazy Adam corrects
-   its V: while the table is young, all its rows take small steps.
+   e^_i = e_i; with correction=table and decay < 1: T <- T + 1 and e^_i = e_i / (1 - decay^T), as lazy Adam
+   corrects its V: while the table is young, all its rows take small steps.
    scalar=none: s_i = 1
 5. direction:  momentum = sign(i) M^_b;  gradient = g_i;  head_momentum = M^_b if private, else g_i
 6. w_i <- w_i - eta s_i direction / (sqrt(V^_b) + eps) - eta lambda w_i
@@ -95,8 +100,16 @@ class BasisConfig(RowOptimizerConfig):
     scalar_max: Annotated[float, Field(ge=1.0)]
     """s_max of step 1."""
 
-    rows_per_bucket: Annotated[float, Field(ge=1.0)]
+    rows_per_bucket: Annotated[float, Field(ge=1.0)] | None
     """N / K; every partition has at least one bucket."""
+    bucket_rows: Annotated[int, Field(ge=1)] | None
+    """K of each table, instead; rounded down to a multiple of P, and never more than N."""
+    state_budget: Annotated[str, Field(pattern=r"^\d+(\.\d+)? ?(%|[kMGT]?i?B)$")] | None
+    """Bytes of state of all tables under this section together, instead: 200MB, 1.5GiB, or 2% of the moments
+    that Adam would keep (``budget.py``)."""
+    grow_at: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False)]
+    """Ascending numbers of steps of the run; after each, shared bucket rows double, where a table then has no
+    more of them than rows."""
     head_rows: Annotated[int, Field(ge=0)]
     """H: ids of each table with a bucket of their own, rounded up to a multiple of P."""
     head_bucket_share: Annotated[float, Field(ge=0.0, le=1.0)]
@@ -107,6 +120,13 @@ class BasisConfig(RowOptimizerConfig):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
+        if sum(each is not None for each in (self.rows_per_bucket, self.bucket_rows, self.state_budget)) != 1:
+            raise ValueError(
+                "rows_per_bucket, bucket_rows and state_budget each say how many bucket rows there are: give "
+                "one of them, and set the others to null"
+            )
+        if list(self.grow_at) != sorted(set(self.grow_at)):
+            raise ValueError(f"grow_at = {list(self.grow_at)}: steps must ascend")
         if self.head_rows > 0 and self.head_bucket_share > 0:
             raise ValueError(
                 "head_rows and head_bucket_share both say how many rows are private: set one to 0"

@@ -209,6 +209,10 @@ def test_rows_of_bucket_lists_exactly_its_rows(hash_name: str, sizes: dict[str, 
         (1000, 4, {"rows_per_bucket": 10.0, "head_bucket_share": 0.8}, (250, 25, 20)),
         (1000, 4, {"rows_per_bucket": 1.0, "head_bucket_share": 1.0}, (250, 250, 250)),
         (1001, 4, {"rows_per_bucket": 2.5}, (251, 100, 0)),
+        (1000, 4, {"rows_per_bucket": None, "bucket_rows": 43}, (250, 10, 0)),
+        (1000, 4, {"rows_per_bucket": None, "bucket_rows": 3}, (250, 1, 0)),
+        (1000, 4, {"rows_per_bucket": None, "bucket_rows": 5000}, (250, 250, 0)),
+        (1000, 4, {"rows_per_bucket": None, "bucket_rows": 40, "head_rows": 9}, (250, 10, 3)),
     ],
 )
 def test_partition_sizes(num_ids: int, partitions: int, options: Any, expected: tuple[int, int, int]) -> None:

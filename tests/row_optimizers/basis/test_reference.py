@@ -198,7 +198,7 @@ def _forms() -> list[dict[str, Any]]:
         {"scalar": "energy", "energy_decay": 0.9, "energy_start": "prior", "energy_prior": 0.0},
         {"scalar": "energy", "energy_decay": 0.9, "energy_start": "prior", "energy_prior": 0.3},
         {"scalar": "energy", "energy_decay": 0.9, "energy_correction": "none"},
-        {"scalar": "energy", "energy_decay": 1.0, "energy_start": "prior", "energy_prior": 2.0, "hash": "double"},
+        {"energy_decay": 1.0, "energy_start": "prior", "energy_prior": 2.0, "hash": "double"},
         {"scalar": "energy", "energy_decay": 0.9, "energy_start": "first", "direction": "momentum"},
         {"weight_decay": 0.3, "direction": "momentum"},
         {"eps": 0.1},
@@ -256,7 +256,7 @@ def test_private_rows_with_momentum_and_no_scalar_are_adam_with_a_clock_each(bat
 
 def test_energy_far_below_its_buckets_stays_finite() -> None:
     """Gradients 1e-20 and 1 in one bucket: each row's step is its own gradient's sign, though V/e is 5e39."""
-    config = row_optimizer_defaults("basis", scalar="energy", energy_decay=1.0, energy_start="first", rows_per_bucket=2.0)
+    config = row_optimizer_defaults("basis", energy_decay=1.0, energy_start="first", rows_per_bucket=2.0)
     optimizer = create_row_optimizer(config, [TableShard.whole(Table("site", 2, 1, 1))])
     weights = torch.zeros(2, 1)
     optimizer.update(weights, torch.tensor([0, 1]), torch.tensor([[1e-20], [-1.0]]), ETA)

@@ -4,57 +4,25 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from support.ranks import run_ranks
 from support.tiny import tiny_config
+from support.trained import IDENTITY, at, save_checkpoint, trained
 
-from recsys_basis.batches.parquet import list_row_groups
-from recsys_basis.batches.stream import BatchStream
-from recsys_basis.errors import NonFiniteError
-from recsys_basis.ingest.manifest import Manifest
-from recsys_basis.training import checkpoint
-from recsys_basis.training.build import Trainable, build
-from recsys_basis.training.checkpoint import (
-    CheckpointError,
-    Progress,
-    SafeReader,
-    list_checkpoints,
-    load_checkpoint,
-    save_checkpoint,
-)
+from recsys_basis.checkpoints.folder import CheckpointError, list_checkpoints, sha256_of
+from recsys_basis.checkpoints.index import SafeReader
+from recsys_basis.checkpoints.load import load_checkpoint
 from recsys_basis.training.loop import run_training
-from recsys_basis.training.runtime import start_runtime
-
-PROGRESS = Progress(step=3, epoch=0, batch=3)
-IDENTITY = {"seed": 0, "data": "these rows"}
-
-
-@contextmanager
-def trained(prepared: Path, *overrides: str, steps: int = 3) -> Iterator[Trainable]:
-    config = tiny_config(prepared, Path("unused"), *overrides)
-    with start_runtime(config.runtime) as runtime:
-        trainable = build(config, Manifest.load(prepared), runtime)
-        stream = iter(BatchStream(list_row_groups(sorted((prepared / "train").iterdir())), 64))
-        for step in range(steps):
-            batch = next(stream)
-            trainable.start_step(step, 10)
-            logits = trainable.model(batch.dense, batch.sparse).squeeze(1)
-            torch.nn.functional.binary_cross_entropy_with_logits(logits, batch.label).backward()
-            trainable.finish_step()
-        yield trainable
 
 
 @pytest.fixture(scope="module")
 def saved(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoints")
     with trained(prepared) as trainable:
-        return save_checkpoint(folder, trainable, PROGRESS, IDENTITY)
+        return save_checkpoint(folder, trainable)
 
 
 def copy_of(saved: Path, folder: Path) -> Path:
@@ -85,33 +53,6 @@ def test_keys_are_names_and_tables_are_whole_tensors(saved: Path) -> None:
     assert not any("rank" in key for key in entries)
 
 
-def test_the_two_newest_are_kept(prepared: Path, tmp_path: Path) -> None:
-    with trained(prepared) as trainable:
-        for step in (1, 2, 3):
-            save_checkpoint(tmp_path, trainable, Progress(step=step, epoch=0, batch=step), IDENTITY)
-    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-000000002", "step-000000003"]
-
-
-def test_a_crash_while_saving_leaves_the_previous_one(
-    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with trained(prepared) as trainable:
-        first = save_checkpoint(tmp_path, trainable, PROGRESS, IDENTITY)
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-
-            def write_half(state: object, storage_writer: dcp.FileSystemWriter) -> None:
-                (Path(storage_writer.path) / "__0_0.distcp").write_bytes(b"half")
-                raise KeyboardInterrupt
-
-            patch.setattr(checkpoint.dcp, "save", write_half)
-            save_checkpoint(tmp_path, trainable, Progress(step=9, epoch=0, batch=9), IDENTITY)
-        assert list_checkpoints(tmp_path) == [first]
-        assert load_checkpoint(first, trainable, IDENTITY) == PROGRESS
-        again = save_checkpoint(tmp_path, trainable, Progress(step=9, epoch=0, batch=9), IDENTITY)
-    assert list_checkpoints(tmp_path) == [first, again]
-    assert not list(tmp_path.glob("*.partial"))
-
-
 def test_another_number_of_ranks_loads_the_same_tensors(prepared: Path, tmp_path: Path) -> None:
     """Trained on two ranks row-wise, continued on one: as if one rank had done it all."""
     settings = ("epochs=2", "resume=auto", "checkpoint_every_steps=25", "row_optimizer=adam")
@@ -126,13 +67,17 @@ def test_another_number_of_ranks_loads_the_same_tensors(prepared: Path, tmp_path
     assert result["log_loss"] == pytest.approx(expected["log_loss"], rel=1e-4)
 
 
-SHORT = ("row_optimizer.moment_dtype=bfloat16", "row_optimizer.scalar_dtype=log8")
+SHORT = (
+    "row_optimizer.moment_dtype=bfloat16",
+    "row_optimizer.scalar_dtype=log8",
+    "row_optimizer.energy_correction=none",
+)
 
 
 def save_row_wise(prepared: Path, folder: Path) -> list[tuple[str, str, int, torch.Tensor]]:
     """This rank's row state: table, name, first row or bucket row, tensor."""
     with trained(prepared, *SHORT, "embedding.sharding=row_wise") as trainable:
-        save_checkpoint(folder, trainable, PROGRESS, IDENTITY)
+        save_checkpoint(folder, trainable)
         states = [state for bags in trainable.embedding_bags() for state in bags.row_optimizer.table_states()]
         return [(state.table, state.name, state.offset, state.tensor.clone()) for state in states]
 
@@ -185,9 +130,32 @@ def test_another_model_is_refused_key_by_key(override: str, key: str, saved: Pat
     assert key in refusal(saved, prepared, override)
 
 
+ADAM_FOR_C3 = "+table_row_optimizers.C3=adam"
+
+
+def test_another_rule_of_one_table_is_refused_by_its_name(saved: Path, prepared: Path) -> None:
+    with trained(prepared, ADAM_FOR_C3, steps=1) as trainable, pytest.raises(CheckpointError) as caught:
+        load_checkpoint(saved, trainable, IDENTITY)
+    assert "table_row_optimizers.C3" in str(caught.value) and "C4" not in str(caught.value)
+
+
+def test_what_a_table_takes_counts_not_how_it_was_said(prepared: Path, tmp_path: Path) -> None:
+    """One table apart, said by exception and by rule; learning rates may change."""
+    with trained(prepared, ADAM_FOR_C3) as trainable:
+        path = save_checkpoint(tmp_path, trainable)
+        expected = [bags.weights.clone() for bags in trainable.embedding_bags()]
+    basis = "{base: basis, learning_rate: 0.3}"
+    others = f"table_row_optimizers={{C1: {basis}, C2: {basis}, C1?: {basis}, C2?: {basis}}}"
+    more = [f"+table_row_optimizers.C{number}={basis}" for number in range(4, 10)]
+    with trained(prepared, "row_optimizer=adam", others, *more, steps=1) as trainable:
+        load_checkpoint(path, trainable, IDENTITY)
+        for bags, weights in zip(trainable.embedding_bags(), expected, strict=True):
+            assert torch.equal(bags.weights, weights)
+
+
 def test_rates_and_clips_may_change(saved: Path, prepared: Path) -> None:
     with trained(prepared, "row_optimizer.learning_rate=0.5", "row_optimizer/clip=cowclip", steps=1) as other:
-        assert load_checkpoint(saved, other, IDENTITY) == PROGRESS
+        assert load_checkpoint(saved, other, IDENTITY).progress == at(3)
 
 
 def test_another_width_is_refused(saved: Path, prepared: Path) -> None:
@@ -207,9 +175,7 @@ def test_a_hostile_index_executes_nothing(
     copy = copy_of(saved, tmp_path)
     (copy / ".metadata").write_bytes(pickle.dumps(Hostile()))
     record = json.loads((copy / "progress.json").read_text())
-    record["sha256"][".metadata"] = checkpoint._sha256(
-        copy / ".metadata"
-    )  # whoever forges one forges the other
+    record["sha256"][".metadata"] = sha256_of(copy / ".metadata")  # whoever forges one forges the other
     (copy / "progress.json").write_text(json.dumps(record))
     assert "builtins.exec" in refusal(copy, prepared)
     assert not (tmp_path / "owned").exists()
@@ -225,27 +191,8 @@ def test_a_hostile_tensor_executes_nothing(
     size = (copy / "__0_0.distcp").stat().st_size
     (copy / "__0_0.distcp").write_bytes(forged.read_bytes().ljust(size, b"\0"))
     record = json.loads((copy / "progress.json").read_text())
-    record["sha256"]["__0_0.distcp"] = checkpoint._sha256(copy / "__0_0.distcp")
+    record["sha256"]["__0_0.distcp"] = sha256_of(copy / "__0_0.distcp")
     (copy / "progress.json").write_text(json.dumps(record))
     with trained(prepared, steps=1) as trainable, pytest.raises(CheckpointError, match="cannot be loaded"):
         load_checkpoint(copy, trainable, IDENTITY)
     assert not (tmp_path / "owned").exists()
-
-
-def test_what_cannot_be_loaded_again_is_not_saved(prepared: Path, tmp_path: Path) -> None:
-    with trained(prepared) as trainable:
-        next(iter(trainable.dense_optimizer.state.values()))["count"] = 3
-        with pytest.raises(CheckpointError, match=r"dense_optimizer/.*/count is a int"):
-            save_checkpoint(tmp_path, trainable, PROGRESS, IDENTITY)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_tensor_that_is_not_finite_is_named_and_not_saved(prepared: Path, tmp_path: Path) -> None:
-    with trained(prepared) as trainable:
-        (bags,) = trainable.embedding_bags()
-        bags.split_embedding_weights()[2][0, 0] = float("nan")
-        with pytest.raises(
-            NonFiniteError, match=r"embedding_bags\.C3\.weight holds values that are not finite"
-        ):
-            save_checkpoint(tmp_path, trainable, PROGRESS, IDENTITY)
-    assert not list(tmp_path.iterdir())

@@ -135,14 +135,17 @@ def make_ours(
     config: TrainConfig, shape: Shape, runtime: Runtime, clock: Callable[[], float]
 ) -> tuple[Contender, Trainable]:
     """The job's own step; it never opens the rows that its run is said to have."""
-    manifest: Any = SimpleNamespace(cardinalities=dict.fromkeys(SPARSE_COLUMNS, shape.rows_per_table))
+    cardinalities = dict.fromkeys(SPARSE_COLUMNS, shape.rows_per_table)
+    manifest: Any = SimpleNamespace(cardinalities=cardinalities, vocabulary_files={}, digest=lambda: "none")
     trainable = build(config, manifest, runtime)
     rows = [RowGroup(Path("none"), 0, 0, 10**6 * config.batch_size)]
-    run = Run(config, runtime, trainable, RunFolder(config, runtime), manifest, rows, [])
+    run = Run(
+        config, runtime, trainable, RunFolder(config, runtime), manifest, rows, [], stop_asked=lambda: False
+    )
 
     def step(batch: Batch) -> None:
         run.step(batch)
-        run.progress = Progress(step=run.progress.step + 1, epoch=0, batch=0)
+        run.progress = run.progress.model_copy(update={"step": run.progress.step + 1})
 
     return Contender(step, trainable.model, trainable.dense_optimizer, clock), trainable
 

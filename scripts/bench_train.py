@@ -46,7 +46,6 @@ from bench_row_optimizers import (
     write_rows,
 )
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from recsys_basis.training.checkpoint import Progress
 from torch import nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel

@@ -34,6 +34,7 @@ TOLERANCE = {
     "first_moment": 1e-5,  # sums of signed numbers cancel
     "scalar": 1e-5,  # an inner product of signed numbers moves it
     "updates": 0,  # counts
+    "table_updates": 0,
     "row_updates": 0,
     "column_updates": 0,
 }

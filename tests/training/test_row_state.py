@@ -38,7 +38,8 @@ def test_a_budget_holds_over_ranks_and_is_told(
         "state_rows": {"first_moment": rows["C3"], "second_moment": rows["C3"], "updates": 1},
         "bytes": rows["C3"] * 2 * 8 * 4 + 8,
     }
-    assert described["C1"]["state_rows"] == {"second_moment": 4, "updates": 4, "energy": rows["C1"]}
+    of_basis = {"second_moment": 4, "updates": 4, "energy": rows["C1"], "table_updates": 1}
+    assert described["C1"]["state_rows"] == of_basis
     budgeted = {name: table for name, table in described.items() if name not in ("C1", "C3")}
     adam_bytes = sum(rows[name] for name in budgeted) * 2 * 8 * 4
     used = sum(table["bytes"] for table in budgeted.values())

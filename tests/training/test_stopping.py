@@ -101,7 +101,7 @@ def test_torchrun_restarts_a_killed_run_and_sigterm_ends_it(prepared: Path, tmp_
     )
     arguments = [str(Path(__file__).parents[1]), str(prepared), config.output_dir, *overrides]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", "--max-restarts", "1"]
-    port = ["--master-port", "0", "--monitor-interval", "0.1"]
+    port = ["--standalone", "--monitor-interval", "0.1"]
     launcher = subprocess.Popen([*command, *port, str(file), *arguments])
     try:
         first = trainer_of(launcher, tmp_path / "cut", 20)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from recsys_basis.errors import UserError
 from recsys_basis.metrics.paired import (
@@ -140,7 +141,7 @@ def compare_runs(records: Sequence[RunRecord], judging: Judging) -> list[Variant
     if baseline not in groups:
         logger.warning("no runs of the baseline %r: the comparison has no AUC differences", baseline)
     rows = []
-    for variant, runs in groups.items():
+    for variant, runs in tqdm(groups.items(), desc="intervals", unit="variant", delay=2):
         paired_seeds = _paired_seeds(groups, variant, baseline)
         difference = None
         if paired_seeds:

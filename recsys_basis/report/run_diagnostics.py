@@ -56,7 +56,8 @@ def describe_run(folder: Path) -> tuple[list[str], Table]:
 def read_reports(folder: Path) -> list[dict[str, Any]]:
     """The reports of a run that name at least one table, in the order of their steps."""
     path = folder / "diagnostics.jsonl"
-    lines = path.read_text().splitlines() if path.is_file() else []
+    # What follows the last line's end is a report still being written.
+    lines = path.read_text().split("\n")[:-1] if path.is_file() else []
     reports = [report for report in map(json.loads, lines) if report["tables"]]
     if not reports:
         raise NoDiagnosticsError(

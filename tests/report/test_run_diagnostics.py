@@ -75,8 +75,10 @@ def test_a_run_in_words_table_and_picture(tmp_path: Path) -> None:
         {"step": 200, "seconds": 0.1, "tables": {"C1": worse}},
         {"step": 1400, "seconds": 0.1, "tables": {"C1": SOUND, "C2": PLAIN}},
     )
+    with (tmp_path / "diagnostics.jsonl").open("a") as file:
+        file.write('{"step": 1600, "tab')  # a run is writing it now
     sentences, table = describe_run(tmp_path)
-    assert sentences == ["At step 1,400:", "Nothing stands out."]  # of the last report
+    assert sentences == ["At step 1,400:", "Nothing stands out."]  # of the last whole report
     text = io.StringIO()
     Console(file=text, width=300).print(table)
     lines = {line.split()[0]: line.split() for line in text.getvalue().splitlines() if line.strip()}

@@ -28,8 +28,8 @@ SMALL_MODEL = ["model.dense_arch=[16,16]", "model.over_arch=[16,1]"]
 FEW_RUNS = ["comparison.seeds=[0]", "comparison.search.seeds=[0]", "comparison.search.extensions=0"]
 
 TWO_VARIANTS = (
-    "comparison.variants=[{name: adam, overrides: [row_optimizer=adam], learning_rates: [0.004]}, "
-    "{name: basis, overrides: [row_optimizer=basis], learning_rates: [0.004]}]"
+    "comparison.variants=[{name: adam, overrides: ['row_optimizer=adam'], learning_rates: [0.004]}, "
+    "{name: basis, overrides: ['row_optimizer=basis'], learning_rates: [0.004]}]"
 )
 
 

@@ -7,11 +7,31 @@ step is eta M^ / (sqrt(c V^) + eps): c > 1 makes it smaller, by 1 / sqrt(c), and
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from recsys_basis.dense_optimizers.balanced_kernel import Kernel, uses_cpp
+from recsys_basis.kernels.extension import load
+
+
+def clipped_scale(gradient: Tensor, cluster_scale: Tensor | None, limit: float, kernel: Kernel) -> Tensor:
+    """Channel scale [C, 1, ...] times cluster scale, within [1 / limit, limit]."""
+    if uses_cpp(kernel, gradient):
+        scale = gradient.new_empty(len(gradient), *[1] * (gradient.dim() - 1))
+        load().balanced_adam_scales(
+            gradient.data_ptr(),
+            1.0 if cluster_scale is None else cluster_scale.item(),
+            limit,
+            scale.data_ptr(),
+            len(gradient),
+            gradient[0].numel(),
+            torch.get_num_threads(),
+        )
+        return scale
+    scale = channel_scale(gradient)
+    return (scale if cluster_scale is None else scale * cluster_scale).clamp(1.0 / limit, limit)
 
 
 def channel_scale(gradient: Tensor) -> Tensor:
@@ -21,52 +41,44 @@ def channel_scale(gradient: Tensor) -> Tensor:
     noisier gradient steps less; one without deviation has scale 0, which the caller bounds. Where no
     channel deviates (all zero, or fan-in 1) the scale is 1.
     """
-    deviations = _centred_norm(gradient, tuple(range(1, gradient.dim())))
-    return _over_mean(deviations, deviations.mean())
+    norms = _centred_norm(gradient, tuple(range(1, gradient.dim())))
+    return _over_mean(norms, norms.mean())
 
 
-def cluster_scales(gradients: Sequence[Tensor], kinds: Sequence[str]) -> list[Tensor]:
-    """0-d scale of each parameter: the mean deviation of its cluster over that of its kind.
+def deviations(gradients: Sequence[Tensor], kernels: Sequence[Kernel]) -> Tensor:
+    """[n]: the standard deviation of all entries of each gradient; C++ takes all or none."""
+    if all(uses_cpp(kernel, each) for each, kernel in zip(gradients, kernels, strict=True)):
+        deviation = load().deviation
+        return gradients[0].new_tensor([deviation(each.data_ptr(), each.numel()) for each in gradients])
+    norms = torch.stack([_centred_norm(each, tuple(range(each.dim()))).squeeze() for each in gradients])
+    return norms / norms.new_tensor([math.sqrt(each.numel()) for each in gradients])
 
-    The parameters of a kind are split in two by the logarithm of their gradient's standard deviation
-    (``split_in_two``), into a quiet and a noisy half; the noisy half steps less.
+
+def cluster_scales(deviations: Tensor) -> Tensor:
+    """[n], scales of the parameters of a kind: the mean deviation of each one's cluster over that of all.
+
+    They are split in two by the logarithm of their gradients' deviations [n] (``split_in_two``), into a
+    quiet and a noisy half; the noisy half steps less.
     """
-    members: dict[str, list[int]] = defaultdict(list)
-    for index, kind in enumerate(kinds):
-        members[kind].append(index)
-    scales: dict[int, Tensor] = {}
-    for indices in members.values():
-        deviations = torch.stack([_deviation(gradients[index]) for index in indices])
-        noisy = split_in_two(deviations.clamp(min=torch.finfo(torch.float32).tiny).log())
-        mean_noisy = (deviations * noisy).sum() / noisy.sum()
-        mean_quiet = (deviations * ~noisy).sum() / (~noisy).sum().clamp(min=1)
-        of_kind = _over_mean(torch.where(noisy, mean_noisy, mean_quiet), deviations.mean())
-        scales.update(zip(indices, of_kind.unbind(), strict=True))
-    return [scales[index] for index in range(len(gradients))]
+    noisy = split_in_two(deviations.clamp(min=torch.finfo(torch.float32).tiny).log())
+    same = (noisy == noisy[:, None]).to(deviations.dtype)  # [n, n]: in one cluster
+    return _over_mean(same @ deviations / same.sum(1), deviations.mean())
 
 
 def split_in_two(values: Tensor) -> Tensor:
-    """bool [n]: True for the upper cluster of the best 2-means split of ``values`` [n]; all True for n = 1.
+    """bool [n]: True for the upper cluster of the best 2-means split of ``values`` [n]; of equal ones, False.
 
     On a line both clusters are runs of the sorted values, so the best of the n - 1 cuts is the exact
     optimum of k-means, with no random start: sum of squares around the means is least where S_low^2 / n_low
-    + S_high^2 / n_high is largest.
+    + S_high^2 / n_high is largest, and of centred values S_high = -S_low.
     """
-    if values.numel() == 1:
-        return torch.ones_like(values, dtype=torch.bool)
-    ordered, order = (values.double() - values.double().mean()).sort(stable=True)
-    num_low = torch.arange(1, len(ordered), device=values.device)
-    sum_low = ordered.cumsum(0)[:-1]
-    sum_high = ordered.sum() - sum_low
-    cut = (sum_low.square() / num_low + sum_high.square() / (len(ordered) - num_low)).argmax()
-    upper = torch.empty_like(values, dtype=torch.bool)
-    upper[order] = torch.arange(len(ordered), device=values.device) > cut
-    return upper
-
-
-def _deviation(values: Tensor) -> Tensor:
-    """Standard deviation of all entries, 0-d."""
-    return _centred_norm(values, tuple(range(values.dim()))).squeeze() / math.sqrt(values.numel())
+    if len(values) == 1:
+        return torch.zeros_like(values, dtype=torch.bool)
+    centred, count = values - values.mean(), len(values)
+    ordered = centred.sort().values
+    products = values.new_tensor([num_low * (count - num_low) for num_low in range(1, count)])
+    cut = (ordered.cumsum(0)[:-1].square() / products).argmax()
+    return centred > ordered.take(cut)
 
 
 def _centred_norm(values: Tensor, axes: tuple[int, ...]) -> Tensor:

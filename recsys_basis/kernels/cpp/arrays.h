@@ -163,6 +163,32 @@ struct Basis {
     float* scratch;            // [threads, 3, D]
 };
 
+// The measured scales of Balanced Adam's step 4 for one tensor [num_rows, width], its output channels the rows.
+struct BalancedScales {
+    const float* gradient;
+    float cluster_scale, limit;
+    float* scales;  // [num_rows]
+    int64_t num_rows, width;
+    int threads;
+};
+
+// Steps 3 and 5 of Balanced Adam for one tensor [num_rows, width], its output channels the rows.
+struct BalancedMove {
+    float* weights;
+    const float *gradient, *first, *second;  // g, M, V
+    const float* factors;                    // on V, of rebalancing, or null
+    int8_t *last_sign, *num_flips;           // or null: nobody counts
+    const float* scales;                     // on V, measured, [num_rows], or null
+    float scale;                             // on V, beside the measured: group_scale / (1 - beta2^t)
+    float rate, eps;                         // eta / (1 - beta1^t)
+    float threshold;                         // V below this share of its mean is masked; 0: none
+    int most_flips;                          // M of entries that flipped more often is read as 0
+    bool holds;                              // a masked V holds the entry still, else it is read as the bound
+    int64_t num_rows, width;
+    int threads;
+    double* row_sums;  // [num_rows], scratch
+};
+
 // Every function that is compiled once for each instruction set.
 struct Kernels {
     void (*lookup32)(const Lookup<int32_t>&);
@@ -181,6 +207,9 @@ struct Kernels {
     void (*count_sketch_adam)(const Update&, const Runs&, const CountSketchState&);
     void (*basis)(const Update&, const Basis&);
     void (*basis_two_buckets)(const Update&, const Basis&);
+    float (*centred_norm)(const float* row, int64_t width);
+    void (*balanced_adam_scales)(const BalancedScales&);
+    void (*balanced_adam_move)(const BalancedMove&);
 };
 
 }  // namespace recsys

@@ -40,5 +40,6 @@ void advise_huge_pages(void* start, size_t num_bytes);
 
 void bind_bags(nb::module_& module);
 void bind_rules(nb::module_& module);
+void bind_dense(nb::module_& module);
 
 }  // namespace recsys

@@ -26,7 +26,6 @@ Where ours differs from torch.optim.Adam: half-precision parameters have float32
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -236,22 +235,21 @@ class BalancedAdam(Adam):
 
     def _cluster_scales(self) -> dict[Tensor, Tensor]:
         """The cluster scale of each parameter that needs one in this step; kinds reach over groups."""
-        members: dict[str, dict[Tensor, Kernel]] = defaultdict(dict)
-        for group in self.param_groups:
-            clusters = group["group_scaling"] and group["groups"] == "cluster"
-            if clusters and group["steps_taken"] < group["early_steps"]:
-                members[group["kind"]] |= {
-                    parameter: group["kernel"]
-                    for parameter in group["params"]
-                    if parameter.grad is not None and parameter.numel() > 1  # one entry has no deviation
-                }
-        scales: dict[Tensor, Tensor] = {}
-        for kernels in members.values():
-            if not all("measured_scale" in self.state.get(parameter, {}) for parameter in kernels):
-                gradients = [parameter.grad for parameter in kernels if parameter.grad is not None]
-                measured = deviations(gradients, list(kernels.values()))
-                scales |= zip(kernels, cluster_scales(measured).unbind(), strict=True)
-        return scales
+        members = {
+            parameter: group
+            for group in self.param_groups
+            if group["group_scaling"] and group["groups"] == "cluster"
+            if group["steps_taken"] < group["early_steps"]
+            for parameter in group["params"]
+            if parameter.grad is not None and parameter.numel() > 1  # one entry has no deviation
+        }
+        if all("measured_scale" in self.state.get(parameter, {}) for parameter in members):
+            return {}
+        measured = deviations(
+            [each.grad for each in members], [group["kernel"] for group in members.values()]
+        )
+        scales = cluster_scales(measured, [group["kind"] for group in members.values()])
+        return dict(zip(members, scales.unbind(), strict=True))
 
     def _free_finished(self, group: ParameterGroup) -> None:
         """Drop the counters and frozen scales of a phase that ends with this step."""

@@ -54,31 +54,36 @@ def deviations(gradients: Sequence[Tensor], kernels: Sequence[Kernel]) -> Tensor
     return norms / norms.new_tensor([math.sqrt(each.numel()) for each in gradients])
 
 
-def cluster_scales(deviations: Tensor) -> Tensor:
-    """[n], scales of the parameters of a kind: the mean deviation of each one's cluster over that of all.
+def cluster_scales(deviations: Tensor, kinds: Sequence[str]) -> Tensor:
+    """[n], scale of each parameter: the mean deviation of its cluster over that of its kind.
 
-    They are split in two by the logarithm of their gradients' deviations [n] (``split_in_two``), into a
-    quiet and a noisy half; the noisy half steps less.
+    The parameters of a kind are split in two by the logarithm of their gradients' deviations [n]
+    (``split_in_two``), into a quiet and a noisy half; the noisy half steps less.
     """
-    noisy = split_in_two(deviations.clamp(min=torch.finfo(torch.float32).tiny).log())
-    same = (noisy == noisy[:, None]).to(deviations.dtype)  # [n, n]: in one cluster
-    return _over_mean(same @ deviations / same.sum(1), deviations.mean())
+    number = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
+    numbers = deviations.new_tensor([number[kind] for kind in kinds])
+    akin = (numbers == numbers[:, None]).to(deviations.dtype)  # [n, n]: 1 where of one kind
+    noisy = split_in_two(deviations.clamp(min=torch.finfo(torch.float32).tiny).log(), akin)
+    joined = akin * (noisy == noisy[:, None])  # [n, n]: 1 where of one cluster
+    return _over_mean(joined @ deviations / joined.sum(1), akin @ deviations / akin.sum(1))
 
 
-def split_in_two(values: Tensor) -> Tensor:
-    """bool [n]: True for the upper cluster of the best 2-means split of ``values`` [n]; of equal ones, False.
+def split_in_two(values: Tensor, akin: Tensor) -> Tensor:
+    """bool [n]: True for the upper cluster of the best 2-means split of each kind's share of ``values`` [n].
 
-    On a line both clusters are runs of the sorted values, so the best of the n - 1 cuts is the exact
-    optimum of k-means, with no random start: sum of squares around the means is least where S_low^2 / n_low
-    + S_high^2 / n_high is largest, and of centred values S_high = -S_low.
+    akin [n, n] is 1 where two are of one kind, else 0; all kinds are split at once. Equal values stay
+    together, on either side.
+
+    On a line the clusters lie below and above a cut, so trying each value as the last below gives the exact
+    optimum of k-means, with no random start: sum of squares around the means is least where S^2 / n of
+    below plus that of above is largest. Of centred values S_below = -S_above.
     """
-    if len(values) == 1:
-        return torch.zeros_like(values, dtype=torch.bool)
-    centred, count = values - values.mean(), len(values)
-    ordered = centred.sort().values
-    products = values.new_tensor([num_low * (count - num_low) for num_low in range(1, count)])
-    cut = (ordered.cumsum(0)[:-1].square() / products).argmax()
-    return centred > ordered.take(cut)
+    count = akin.sum(1)
+    centred = values - akin @ values / count
+    above = akin * (centred > centred[:, None])  # [n, n]: row i is the split after value i
+    num_above = above.sum(1)
+    gain = (above @ centred).square() / (num_above * (count - num_above)).clamp(min=1.0)
+    return centred > centred[(akin * gain).argmax(1)]
 
 
 def _centred_norm(values: Tensor, axes: tuple[int, ...]) -> Tensor:

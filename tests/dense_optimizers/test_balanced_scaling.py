@@ -43,30 +43,35 @@ def test_split_is_that_of_kmeans(seed: int) -> None:
     values = np.random.default_rng(seed).standard_normal(3 + 2 * seed) ** 3
     kmeans = KMeans(n_clusters=2, n_init=50, random_state=0).fit(values[:, None])
     upper = kmeans.labels_ == kmeans.cluster_centers_.argmax()
-    assert split_in_two(torch.as_tensor(values)).tolist() == upper.tolist()
+    akin = torch.ones(len(values), len(values), dtype=torch.float64)
+    assert split_in_two(torch.as_tensor(values), akin).tolist() == upper.tolist()
 
 
-def test_split_of_one_and_of_equal_values() -> None:
-    assert split_in_two(torch.tensor([3.0])).tolist() == [False]
-    assert split_in_two(torch.tensor([0.1, 0.1, 0.1])).tolist() == [False] * 3
+def test_equal_values_are_not_split() -> None:
+    """Beside another kind, whose values are."""
+    kinds = torch.tensor([0, 1, 0, 1, 0])
+    upper = split_in_two(torch.tensor([0.1, 5.0, 0.1, 7.0, 0.1]), (kinds == kinds[:, None]).float())
+    assert upper[kinds == 1].tolist() == [False, True]
+    assert len(set(upper[kinds == 0].tolist())) == 1
 
 
-def test_cluster_scale_is_the_clusters_mean_over_that_of_all() -> None:
-    """1, 1, 4: clusters 1 and 4, mean 2."""
-    torch.testing.assert_close(cluster_scales(torch.tensor([1.0, 4.0, 1.0])), torch.tensor([0.5, 2.0, 0.5]))
-    assert cluster_scales(torch.tensor([7.0])).tolist() == [1.0]
+def test_cluster_scales_split_each_kind_alone() -> None:
+    """Deviations 1, 1, 4 of one kind: clusters 1 and 4, mean 2. The other kinds have one and two members."""
+    scales = cluster_scales(torch.tensor([1.0, 100.0, 4.0, 0.2, 1.0, 0.6]), ["a", "b", "a", "c", "a", "c"])
+    torch.testing.assert_close(scales, torch.tensor([0.5, 1.0, 2.0, 0.5, 0.5, 1.5]))
 
 
 def test_cluster_scales_use_the_ratio_of_deviations_not_their_difference() -> None:
     """1, 10 and 60: in logarithms 10 is nearer to 60, by difference it is nearer to 1."""
-    scales = cluster_scales(torch.tensor([1.0, 10.0, 60.0]))
+    scales = cluster_scales(torch.tensor([1.0, 10.0, 60.0]), ["a"] * 3)
     mean = 71.0 / 3.0
     torch.testing.assert_close(scales, torch.tensor([1.0 / mean, 35.0 / mean, 35.0 / mean]))
 
 
 def test_cluster_scales_of_equal_or_silent_gradients_are_one() -> None:
     for deviation in (2.0, 0.0):
-        assert torch.equal(cluster_scales(torch.full((3,), deviation)), torch.ones(3))
+        measured = torch.tensor([deviation, 9.0, deviation, deviation])
+        torch.testing.assert_close(cluster_scales(measured, ["a", "b", "a", "a"]), torch.ones(4))
 
 
 @pytest.mark.parametrize("kernel", ["auto", "torch"])

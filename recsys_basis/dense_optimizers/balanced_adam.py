@@ -237,7 +237,7 @@ class BalancedAdam(Adam):
         """The cluster scale of each parameter that needs one in this step; kinds reach over groups."""
         members = {
             parameter: group
-            for group in self.param_groups
+            for group in sorted(self.param_groups, key=lambda group: group["kind"])
             if group["group_scaling"] and group["groups"] == "cluster"
             if group["steps_taken"] < group["early_steps"]
             for parameter in group["params"]

@@ -6,6 +6,7 @@ step is eta M^ / (sqrt(c V^) + eps): c > 1 makes it smaller, by 1 / sqrt(c), and
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -50,21 +51,22 @@ def deviations(gradients: Sequence[Tensor], kernels: Sequence[Kernel]) -> Tensor
     if all(uses_cpp(kernel, each) for each, kernel in zip(gradients, kernels, strict=True)):
         deviation = load().deviation
         return gradients[0].new_tensor([deviation(each.data_ptr(), each.numel()) for each in gradients])
-    norms = torch.stack([_centred_norm(each, tuple(range(each.dim()))).squeeze() for each in gradients])
-    return norms / norms.new_tensor([math.sqrt(each.numel()) for each in gradients])
+    norms = [_centred_norm(each, tuple(range(each.dim()))).squeeze() for each in gradients]
+    return torch.stack([norm / math.sqrt(each.numel()) for norm, each in zip(norms, gradients, strict=True)])
 
 
 def cluster_scales(deviations: Tensor, kinds: Sequence[str]) -> Tensor:
     """[n], scale of each parameter: the mean deviation of its cluster over that of its kind.
 
     The parameters of a kind are split in two by the logarithm of their gradients' deviations [n]
-    (``split_in_two``), into a quiet and a noisy half; the noisy half steps less.
+    (``split_in_two``), into a quiet and a noisy half; the noisy half steps less. ``kinds`` are in order.
     """
-    number = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
-    numbers = deviations.new_tensor([number[kind] for kind in kinds])
-    akin = (numbers == numbers[:, None]).to(deviations.dtype)  # [n, n]: 1 where of one kind
+    sizes = [len(list(members)) for _, members in itertools.groupby(kinds)]
+    akin = torch.block_diag(
+        *[deviations.new_ones(size, size) for size in sizes]
+    )  # [n, n]: 1 where of one kind
     noisy = split_in_two(deviations.clamp(min=torch.finfo(torch.float32).tiny).log(), akin)
-    joined = akin * (noisy == noisy[:, None])  # [n, n]: 1 where of one cluster
+    joined = akin * (noisy == noisy.unsqueeze(1))  # [n, n]: 1 where of one cluster
     return _over_mean(joined @ deviations / joined.sum(1), akin @ deviations / akin.sum(1))
 
 
@@ -80,10 +82,10 @@ def split_in_two(values: Tensor, akin: Tensor) -> Tensor:
     """
     count = akin.sum(1)
     centred = values - akin @ values / count
-    above = akin * (centred > centred[:, None])  # [n, n]: row i is the split after value i
+    above = akin * (centred > centred.unsqueeze(1))  # [n, n]: row i is the split after value i
     num_above = above.sum(1)
     gain = (above @ centred).square() / (num_above * (count - num_above)).clamp(min=1.0)
-    return centred > centred[(akin * gain).argmax(1)]
+    return centred > centred.take((akin * gain).argmax(1))
 
 
 def _centred_norm(values: Tensor, axes: tuple[int, ...]) -> Tensor:

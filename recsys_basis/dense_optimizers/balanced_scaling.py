@@ -62,11 +62,9 @@ def cluster_scales(deviations: Tensor, kinds: Sequence[str]) -> Tensor:
     (``split_in_two``), into a quiet and a noisy half; the noisy half steps less. ``kinds`` are in order.
     """
     sizes = [len(list(members)) for _, members in itertools.groupby(kinds)]
-    akin = torch.block_diag(
-        *[deviations.new_ones(size, size) for size in sizes]
-    )  # [n, n]: 1 where of one kind
+    akin = torch.block_diag(*[deviations.new_ones(size, size) for size in sizes])  # [n, n]: 1 within a kind
     noisy = split_in_two(deviations.clamp(min=torch.finfo(torch.float32).tiny).log(), akin)
-    joined = akin * (noisy == noisy.unsqueeze(1))  # [n, n]: 1 where of one cluster
+    joined = akin * (noisy == noisy.unsqueeze(1))  # [n, n]: 1 within a cluster
     return _over_mean(joined @ deviations / joined.sum(1), akin @ deviations / akin.sum(1))
 
 

@@ -192,7 +192,7 @@ def lion_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_custom_of_a_file_of_ones_own_from_the_command_line(
     lion_file: None, given: str, decay: float
 ) -> None:
-    """Its first step is lr times the gradient's sign; the class's own decay spares what no_decay names, too."""
+    """Its first step is lr times the gradient's sign; the class's own decay spares no_decay, too."""
     words = ["dense_optimizer=custom", "dense_optimizer.target=my_lion.Lion"]
     arguments = f"dense_optimizer.arguments={{betas: [0.9, 0.99]{given}}}"
     words += ["~dense_optimizer.arguments", f"+{arguments}", "dense_optimizer.learning_rate=0.01"]

@@ -120,14 +120,9 @@ def test_no_step_reads_a_number_from_a_gpu() -> None:
     """Fake tensors raise where the host asks for one; all phases of Balanced Adam, rates as tensors."""
     with FakeTensorMode():
         parameters = [nn.Parameter(torch.ones(shape, device="cuda")) for shape in ((3, 2), (3,), ())]
-        options: dict[str, Any] = {
-            "groups": "cluster",
-            "early_steps": 3,
-            "mask_steps": 2,
-            "rebalancing": True,
-        }
-        phases = {"rebalance_start": 4, "rebalance_end": 8, "rebalance_window": 2}
-        optimizer = BalancedAdam(parameters, capturable=True, foreach=True, **options, **phases)
+        phases: dict[str, Any] = {"early_steps": 3, "mask_steps": 2, "groups": "cluster"}
+        phases |= {"rebalancing": True, "rebalance_start": 4, "rebalance_end": 8, "rebalance_window": 2}
+        optimizer = BalancedAdam(parameters, capturable=True, foreach=True, **phases)
         optimizer.param_groups[0]["lr"] = torch.tensor(0.1, device="cuda")
         for _ in range(10):
             for parameter in parameters:

@@ -50,6 +50,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "balanced_adam",
         {"early_steps": 0, "rebalancing": True, "rebalance_start": 0, "rebalance_end": FOREVER},
     ),
+    "balanced_adam early, masks, torch": ("balanced_adam", {"kernel": "torch"}),
+    "balanced_adam early, cluster, torch": (
+        "balanced_adam",
+        ENDLESS | {"groups": "cluster", "kernel": "torch"},
+    ),
     "balanced_adam early, half of V's components": ("balanced_adam", ENDLESS | {"kept_components": 0.5}),
     "adafactor": ("adafactor", {}),
     "sgd": ("sgd", {}),

@@ -40,9 +40,10 @@ def window_factor(
     """
     if steps_done % window == 0 and "num_flips" in state:
         flips = state["num_flips"]
-        factor = torch.ones_like(flips, dtype=dtype)
-        factor.masked_fill_(flips == 0, steady_factor)
-        state["window_factor"] = factor.masked_fill_(flips > most_flips, flipping_factor)
+        steady = (1 - flips).clamp_(min=0).to(dtype)
+        flipping = (flips - most_flips).clamp_(0, 1).to(dtype)
+        factor = steady.mul_(steady_factor - 1.0).add_(flipping, alpha=flipping_factor - 1.0).add_(1.0)
+        state["window_factor"] = factor  # in arithmetic, as count_flips
         flips.zero_()
     return state.get("window_factor")
 

@@ -32,8 +32,9 @@ install: $(INSTALLED)
 demo: $(INSTALLED)
 	$(BIN)/recsys-basis compare experiment=demo comparison=demo output_dir=runs/demo
 
+# Two files of tests at a time. A core for each: many tests start ranks of their own.
 test: $(INSTALLED)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 sanitize: $(INSTALLED)
 	scripts/sanitize.sh

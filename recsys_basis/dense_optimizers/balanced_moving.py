@@ -82,3 +82,4 @@ def _move_by_cpp(job: Move) -> None:
         masks is not None and masks.entry == "hold",
         torch.get_num_threads(),
     )
+    torch.autograd.graph.increment_version(job.weights)  # as any in-place operation of torch

@@ -1,4 +1,4 @@
-"""Fused C++ kernels for lookup and row updates on a CPU; the plain-PyTorch code is their truth.
+"""Fused C++ kernels for lookup, row updates and Balanced Adam on a CPU; plain PyTorch is their truth.
 
 extension.py   the compiled module, or why there is none
 rules.py       a row optimizer's state and settings, handed to its C++ rule

@@ -154,6 +154,16 @@ def test_a_gradient_that_is_no_number_is_seen(kernel: str, step: int) -> None:
     assert not parameters[1].isnan().any()
 
 
+@pytest.mark.parametrize("kernel", ["cpp", "torch"])
+def test_a_graph_from_before_the_step_is_refused_by_backward(kernel: str) -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    loss = parameter.square().sum()
+    parameter.grad = torch.ones(3)
+    BalancedAdam([parameter], kernel=kernel).step()  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 class Wrapped(torch.Tensor):
     """Like DTensor, not plain memory."""
 

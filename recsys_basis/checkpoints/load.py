@@ -136,8 +136,8 @@ def _refuse_other_model(
     found = list(differences(record.layout | saved, layout | wanted))
     if found:
         lines = [f"  {key} = {was!r}, this run has {now!r}" for key, was, now in found]
-        keys = [key for key, _, _ in found if "row_optimizer" in key]
-        if keys and _has_budget(trainable.config):
+        solved = any(key.endswith(("rows_per_bucket", "head_bucket_share")) for key, _, _ in found)
+        if solved and _has_budget(trainable.config):
             lines.append(
                 "state_budget is solved for the sizes of the tables, which are others now: in its place give "
                 "these keys' saved values (row_optimizer.state_budget=null, tables in table_row_optimizers)"

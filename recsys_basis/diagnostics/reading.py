@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from recsys_basis.diagnostics.buckets import NUM_WORST, ShardBuckets
 from recsys_basis.diagnostics.watch import Watch
 from recsys_basis.row_optimizers.basis import Basis
-from recsys_basis.row_optimizers.basis.storage import as_float32
 from recsys_basis.row_optimizers.bias import bias_correction
+from recsys_basis.row_optimizers.storage import as_float32
 
 SAMPLED_ENTRIES = 1000
 """Rows of a state's tensor that are looked at, evenly spaced."""

@@ -66,7 +66,9 @@ class TorchLookup:
         learning_rate: float,
     ) -> None:
         """One step of ``optimizer``; shapes as in ``RowOptimizer.update``."""
-        optimizer.update(weights, rows, gradients, learning_rate)
+        touched = weights.index_select(0, rows)
+        optimizer.update(touched, rows, gradients, learning_rate)
+        weights.index_copy_(0, rows, touched)
 
     def _rows(self, bags: Bags) -> torch.Tensor:
         """Group rows [L] int64."""

@@ -91,7 +91,7 @@ class Adafactor(RowOptimizer):
         mean_square = touched.sum(update.square().mean(1, keepdim=True)).view(-1) / touched.counts
         factor = 1 / (mean_square.sqrt() / self.config.update_clip).clamp(min=1)  # 5
         update *= (learning_rate * factor).index_select(0, partition)[:, None]
-        change_rows(weights, rows, update, learning_rate * self.config.weight_decay)  # 6
+        change_rows(weights, update, learning_rate * self.config.weight_decay)  # 6
 
     def _average(self, of: str, index: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         """Steps 1 to 3: the entries ``index`` of R or C after this step, also written to state."""

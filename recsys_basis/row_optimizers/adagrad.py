@@ -49,4 +49,4 @@ class Adagrad(RowOptimizer):
         squares = self.squares.index_select(0, rows).addcmul_(gradients, gradients)  # 1
         self.squares.index_copy_(0, rows, squares)
         change = learning_rate * gradients / squares.sqrt_().add_(self.config.eps)  # 2
-        change_rows(weights, rows, change, learning_rate * self.config.weight_decay)
+        change_rows(weights, change, learning_rate * self.config.weight_decay)

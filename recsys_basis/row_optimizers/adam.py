@@ -66,4 +66,4 @@ class Adam(RowOptimizer):
         self.second.index_copy_(0, rows, second)
         factor = bias_correction(beta2, updates).sqrt_() / bias_correction(beta1, updates)  # 4
         change = first.mul_(learning_rate * factor[:, None]).div_(second.sqrt_().add_(self.config.eps))
-        change_rows(weights, rows, change, learning_rate * self.config.weight_decay)
+        change_rows(weights, change, learning_rate * self.config.weight_decay)

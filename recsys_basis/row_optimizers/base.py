@@ -1,9 +1,9 @@
 """The signature every row optimizer stands behind.
 
 A row optimizer owns the optimizer state of a group of table shards on one rank and applies
-one update from inside backward: it gets the U distinct rows that a batch touched and one
-summed gradient for each, already clipped, and changes those weights in place. Only touched
-rows change.
+one update from inside backward: it gets the U distinct rows that a batch touched, their weights
+in float32 and one summed gradient for each, already clipped, and changes those weights in place.
+However few bits the tables have, a rule computes in float32 (``storage.py``).
 
 Rows of a group are numbered 0..R-1: the shards' rows one after the other. State is stored
 the same way, so each table's part of it is a view, and that view is what checkpoints save.
@@ -119,8 +119,8 @@ class RowOptimizer(ABC):
     ) -> None:
         """Apply one step in place.
 
-        weights [R, D]; rows [U] int64, distinct, ascending group rows; gradients [U, D] float32,
-        one for each row, duplicates already summed; learning_rate: eta after the schedule.
+        weights [U, D] float32, of the touched rows; rows [U] int64, distinct, ascending group rows;
+        gradients [U, D] float32, duplicates already summed; learning_rate: eta after the schedule.
         """
 
     def grow(self, step: int) -> bool:

@@ -134,7 +134,7 @@ class CountSketchAdam(RowOptimizer):
         second = self._second(buckets) / bias_correction(beta2, updates)[:, None]  # 4
         factor = learning_rate / bias_correction(beta1, updates)
         change = factor[:, None] * direction / second.sqrt_().add_(self.config.eps)
-        change_rows(weights, rows, change, learning_rate * self.config.weight_decay)
+        change_rows(weights, change, learning_rate * self.config.weight_decay)
 
     def _first(self, buckets: torch.Tensor, sign: torch.Tensor) -> torch.Tensor:
         """M(i) [U, D]."""

@@ -53,4 +53,4 @@ class PartialRowwiseAdam(RowOptimizer):
         self.second.index_copy_(0, rows, second)
         denominator = (second / bias_correction(beta2, updates)).sqrt_().add_(self.config.eps)  # 4
         factor = learning_rate / bias_correction(beta1, updates) / denominator
-        change_rows(weights, rows, first.mul_(factor[:, None]), learning_rate * self.config.weight_decay)
+        change_rows(weights, first.mul_(factor[:, None]), learning_rate * self.config.weight_decay)

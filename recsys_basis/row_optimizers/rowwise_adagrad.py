@@ -42,4 +42,4 @@ class RowwiseAdagrad(RowOptimizer):
         squares = self.squares.index_select(0, rows).add_(gradients.square().mean(1))  # 1
         self.squares.index_copy_(0, rows, squares)
         factor = learning_rate / squares.sqrt_().add_(self.config.eps)  # 2
-        change_rows(weights, rows, factor[:, None] * gradients, learning_rate * self.config.weight_decay)
+        change_rows(weights, factor[:, None] * gradients, learning_rate * self.config.weight_decay)

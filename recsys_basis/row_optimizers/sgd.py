@@ -22,4 +22,4 @@ class SGD(RowOptimizer):
         self, weights: torch.Tensor, rows: torch.Tensor, gradients: torch.Tensor, learning_rate: float
     ) -> None:
         """Step 1 of this file's docstring; shapes as in the base class."""
-        change_rows(weights, rows, learning_rate * gradients, learning_rate * self.config.weight_decay)
+        change_rows(weights, learning_rate * gradients, learning_rate * self.config.weight_decay)

@@ -76,4 +76,4 @@ class SM3(RowOptimizer):
         if columns:
             self.column_maxima.scatter_reduce_(0, partition[:, None].expand_as(sums), sums, "amax")
         change = learning_rate * gradients / sums.sqrt_().add_(self.config.eps)  # 3
-        change_rows(weights, rows, change, learning_rate * self.config.weight_decay)
+        change_rows(weights, change, learning_rate * self.config.weight_decay)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.rows import update_rows
 
 from recsys_basis.row_optimizers import create_row_optimizer, row_optimizer_defaults
 from recsys_basis.row_optimizers.adafactor import Adafactor
@@ -39,7 +40,7 @@ def test_on_batches_that_touch_every_row_it_is_torch_s(dim: int, update_clip: fl
     for _ in range(STEPS):
         gradient = torch.randn(24, dim, generator=generator)
         gradient *= 10 ** torch.empty(24, 1).uniform_(-1, 1, generator=generator)
-        ours.update(weights, torch.arange(24), gradient, RATE)
+        update_rows(ours, weights, torch.arange(24), gradient, RATE)
         theirs.grad = gradient.clone()
         adafactor.step()
     torch.testing.assert_close(weights, theirs.detach(), **TOLERANCE["torch"])
@@ -68,7 +69,7 @@ def test_it_is_its_formula_partition_by_partition(dim: int, options: dict[str, A
     for items, gradients in batches(64, dim, STEPS, 7):
         segments = Segments.of(items)
         summed = segments.sum(gradients)
-        optimizer.update(weights, segments.keys, summed, RATE)
+        update_rows(optimizer, weights, segments.keys, summed, RATE)
         g = dict(zip(segments.keys.tolist(), summed.double().numpy(), strict=True))
         for p in range(5):
             rows = [i for i in g if (0 if i < 24 else 1 + (i - 24) // 10) == p]
@@ -96,7 +97,7 @@ def test_columns_of_very_different_size_stay_finite() -> None:
     )
     weights = torch.zeros(2, 2)
     for gradient in ([[1e15, 0.0], [0.0, 0.0]], [[0.0, 1e-18], [1e-18, 0.0]]):
-        optimizer.update(weights, torch.arange(2), torch.tensor(gradient), RATE)
+        update_rows(optimizer, weights, torch.arange(2), torch.tensor(gradient), RATE)
         assert torch.isfinite(weights).all()
 
 

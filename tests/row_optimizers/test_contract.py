@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.row_variants import IDS, VARIANTS
+from support.rows import update_rows
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from recsys_basis.row_optimizers import (
@@ -16,7 +17,7 @@ from recsys_basis.row_optimizers import (
     row_optimizer_defaults,
 )
 from recsys_basis.row_optimizers.base import RowOptimizer, RowOptimizerConfig
-from recsys_basis.row_optimizers.basis.storage import DTYPES
+from recsys_basis.row_optimizers.storage import DTYPES
 from recsys_basis.segments import Segments
 from recsys_basis.tables import Table, TableShard
 
@@ -53,7 +54,7 @@ def run(
     optimizer: RowOptimizer, weights: torch.Tensor, steps: list[tuple[torch.Tensor, torch.Tensor]]
 ) -> None:
     for rows, gradients in steps:
-        optimizer.update(weights, rows, gradients, 0.05)
+        update_rows(optimizer, weights, rows, gradients, 0.05)
 
 
 def states_of(optimizer: RowOptimizer) -> dict[tuple[str, str], torch.Tensor]:
@@ -105,7 +106,7 @@ def test_untouched_rows_and_partitions_keep_weights_and_state(name: str, options
     old_weights, old_states = weights.clone(), states_of(optimizer)
     size = tables[0].rows_per_partition
     rows = torch.tensor([size, size + 2, 2 * size - 1])
-    optimizer.update(weights, rows, torch.ones(3, 3), 0.05)
+    update_rows(optimizer, weights, rows, torch.ones(3, 3), 0.05)
 
     changed = (weights != old_weights).any(1).nonzero().view(-1)
     assert changed.tolist() == rows.tolist()
@@ -152,7 +153,7 @@ def test_shards_of_whole_partitions_give_the_bits_of_the_whole(
         weights = initial_weights(whole.num_rows, dim)[of_whole]
         for rows, gradients in steps:
             mine = local[rows] >= 0
-            part.update(weights, local[rows[mine]], gradients[mine], 0.05)
+            update_rows(part, weights, local[rows[mine]], gradients[mine], 0.05)
 
         assert torch.equal(weights, whole_weights[of_whole])
         whole_states = states_of(whole)
@@ -190,7 +191,7 @@ def test_work_follows_the_touched_rows_not_the_table(name: str, options: Any) ->
     weights = initial_weights(optimizer.num_rows, 3)
     rows = torch.arange(0, 40_000, 2_000)
     with LargeOutputs(limit=1_000) as large:
-        optimizer.update(weights, rows, torch.ones(len(rows), 3), 0.05)
+        update_rows(optimizer, weights, rows, torch.ones(len(rows), 3), 0.05)
     assert large.names == {"index_copy_"}
 
 
@@ -208,7 +209,7 @@ def test_a_group_of_tables_gives_the_bits_of_one_group_each(name: str, options: 
         weights = initial_weights(group.num_rows, 16)[start:end]
         for rows, gradients in steps:
             mine = (rows >= start) & (rows < end)
-            single.update(weights, rows[mine] - start, gradients[mine], 0.05)
+            update_rows(single, weights, rows[mine] - start, gradients[mine], 0.05)
         assert torch.equal(weights, group_weights[start:end])
         states |= states_of(single)
     assert_same(states, states_of(group))
@@ -221,7 +222,7 @@ def test_an_empty_batch_only_counts(name: str, options: Any, batches: Any) -> No
     weights = initial_weights(optimizer.num_rows, 3)
     run(optimizer, weights, draw(batches, optimizer.num_rows, 3, 2))
     old_weights, old_states = weights.clone(), states_of(optimizer)
-    optimizer.update(weights, torch.empty(0, dtype=torch.int64), torch.empty(0, 3), 0.05)
+    update_rows(optimizer, weights, torch.empty(0, dtype=torch.int64), torch.empty(0, 3), 0.05)
     assert torch.equal(weights, old_weights)
     for state in optimizer.table_states():
         expected = old_states[state.table, state.name] + (1 if state.per == "table" else 0)

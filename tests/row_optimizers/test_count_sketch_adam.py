@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from support.kernels import require_kernels
+from support.rows import update_rows
 
 from recsys_basis.kernels import rules
 from recsys_basis.row_optimizers import create_row_optimizer, row_optimizer_defaults
@@ -77,7 +78,7 @@ def test_it_is_its_formula(dim: int, options: dict[str, Any], batches: Any) -> N
     for t, (items, gradients) in enumerate(batches(120, dim, STEPS, 7), start=1):
         segments = Segments.of(items)
         summed = segments.sum(gradients)
-        optimizer.update(weights, segments.keys, summed, RATE)
+        update_rows(optimizer, weights, segments.keys, summed, RATE)
         g = dict(zip(segments.keys.tolist(), summed.double().numpy(), strict=True))
         changes = {i: ((1 - c.beta1) * (g[i] - m(i)), (1 - c.beta2) * (g[i] ** 2 - v(i))) for i in g}
         for i, (change_m, change_v) in changes.items():
@@ -105,7 +106,7 @@ def test_where_nothing_collides_it_is_sparse_adam(dim: int, batches: Any) -> Non
     sparse_adam = torch.optim.SparseAdam([theirs], lr=RATE, betas=(0.9, 0.99), eps=1e-20)
     for items, gradients in batches(40, dim, STEPS, 7):
         segments = Segments.of(items)
-        optimizer.update(weights, segments.keys, segments.sum(gradients), RATE)
+        update_rows(optimizer, weights, segments.keys, segments.sum(gradients), RATE)
         theirs.grad = torch.sparse_coo_tensor(items[None], gradients, theirs.shape, check_invariants=True)
         sparse_adam.step()
     torch.testing.assert_close(weights, theirs.detach(), **TOLERANCE)

@@ -15,6 +15,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     EmbeddingLocation,
     SplitTableBatchedEmbeddingBagsCodegen,
 )
+from support.rows import update_rows
 
 from recsys_basis.row_optimizers import create_row_optimizer, row_optimizer_defaults
 from recsys_basis.segments import Segments
@@ -51,7 +52,7 @@ def run_ours(
     weights = initial_weights(dim)
     for items, gradients in batches(sum(NUM_IDS), dim, NUM_STEPS, 7):
         segments = Segments.of(items)
-        optimizer.update(weights, segments.keys, segments.sum(gradients), LEARNING_RATE)
+        update_rows(optimizer, weights, segments.keys, segments.sum(gradients), LEARNING_RATE)
     return weights, {key: state.tensor for key, state in optimizer.state.items()}
 
 
@@ -94,7 +95,7 @@ def test_adam_counts_a_step_without_rows_as_sparse_adam_does(batches: Any) -> No
     for number, (items, gradients) in enumerate(batches(sum(NUM_IDS), 3, 12, 7)):
         kept = 0 if number % 3 == 0 else len(items)
         segments = Segments.of(items[:kept])
-        optimizer.update(ours, segments.keys, segments.sum(gradients[:kept]), LEARNING_RATE)
+        update_rows(optimizer, ours, segments.keys, segments.sum(gradients[:kept]), LEARNING_RATE)
         theirs.grad = torch.sparse_coo_tensor(
             items[None, :kept], gradients[:kept], theirs.shape, check_invariants=True
         )

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.rows import update_rows
 
 from recsys_basis.config_folder import config_folder
 from recsys_basis.row_optimizers import (
@@ -33,7 +34,7 @@ class SignSGD(RowOptimizer):
     config_type = SignConfig
 
     def update(self, weights, rows, gradients, learning_rate):
-        weights[rows] -= learning_rate * self.config.scale * gradients.sign()
+        weights -= learning_rate * self.config.scale * gradients.sign()
 
 class NotARule:
     pass
@@ -67,7 +68,7 @@ def test_a_rule_of_ones_own_is_imported_and_checked(tmp_path: Any, monkeypatch: 
     values["clip"] = row_clip_defaults("none").model_dump()
     optimizer = create_row_optimizer(parse_row_optimizer(values), SHARDS)
     weights = torch.zeros(10, 2)
-    optimizer.update(weights, torch.tensor([3]), torch.tensor([[-7.0, 7.0]]), 0.5)
+    update_rows(optimizer, weights, torch.tensor([3]), torch.tensor([[-7.0, 7.0]]), 0.5)
     assert weights[3].tolist() == [1.0, -1.0] and weights.count_nonzero() == 2
     with pytest.raises(ConfigError, match=r"missing key 'row_optimizer\.scale'"):
         parse_row_optimizer({key: value for key, value in values.items() if key != "scale"})

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.rows import update_rows
 
 from recsys_basis.row_optimizers import create_row_optimizer, row_optimizer_defaults
 from recsys_basis.row_optimizers.sm3 import SM3
@@ -51,7 +52,7 @@ def test_lazy_sm3_is_the_paper_s_on_the_dense_gradient(covers: str, dim: int, ba
     for items, gradients in batches(64, dim, STEPS, 7):
         segments = Segments.of(items)
         summed = segments.sum(gradients)
-        optimizer.update(weights, segments.keys, summed, RATE)
+        update_rows(optimizer, weights, segments.keys, summed, RATE)
         steps.append((segments.keys.numpy(), summed.double().numpy()))
     blocks = [slice(0, 24), *(slice(24 + 10 * p, 34 + 10 * p) for p in range(4))]
     expected, rows, columns = dense_sm3(blocks, covers, start, steps)
@@ -72,7 +73,7 @@ def test_of_width_one_it_is_adagrad(batches: Any) -> None:
     adagrad = torch.optim.Adagrad([theirs], lr=RATE, eps=EPS)
     for items, gradients in batches(64, 1, STEPS, 7):
         segments = Segments.of(items)
-        optimizer.update(ours, segments.keys, segments.sum(gradients), RATE)
+        update_rows(optimizer, ours, segments.keys, segments.sum(gradients), RATE)
         theirs.grad = torch.sparse_coo_tensor(items[None], gradients, theirs.shape, check_invariants=True)
         adagrad.step()
     torch.testing.assert_close(ours, theirs.detach(), **TOLERANCE)
@@ -86,7 +87,7 @@ def test_rows_bound_every_weight_s_adagrad_sum_and_at_most_d_times_the_mean(batc
         optimizer = create_row_optimizer(row_optimizer_defaults(name), shards)
         for items, gradients in batches(64, dim, STEPS, 7):
             segments = Segments.of(items)
-            optimizer.update(torch.zeros(64, dim), segments.keys, segments.sum(gradients), RATE)
+            update_rows(optimizer, torch.zeros(64, dim), segments.keys, segments.sum(gradients), RATE)
         (sums[name],) = (state.tensor for state in optimizer.state.values())
     assert (sums["adagrad"] <= sums["sm3"][:, None] * (1 + 1e-5)).all()
     assert (sums["sm3"] <= dim * sums["rowwise_adagrad"] * (1 + 1e-5)).all()

@@ -14,9 +14,9 @@ from recsys_basis.row_optimizers.base import RowOptimizer, State
 from recsys_basis.row_optimizers.basis.buckets import BucketMap, RowBuckets, partition_seeds
 from recsys_basis.row_optimizers.basis.row_counts import RowCounts
 from recsys_basis.row_optimizers.basis.spec import BasisConfig
-from recsys_basis.row_optimizers.basis.storage import DTYPES, Stored
 from recsys_basis.row_optimizers.bias import TableUpdates, bias_correction
 from recsys_basis.row_optimizers.rows import change_rows
+from recsys_basis.row_optimizers.storage import DTYPES, Stored
 from recsys_basis.segments import Segments
 from recsys_basis.tables import TableShard
 
@@ -171,7 +171,7 @@ class Basis(RowOptimizer):
         change = (learning_rate * direction).div_(second.sqrt_().add_(config.eps))  # 6
         if scalar is not None:
             change.mul_(scalar[:, None])
-        change_rows(weights, rows, change, learning_rate * config.weight_decay)
+        change_rows(weights, change, learning_rate * config.weight_decay)
 
     def _read(self, touched: Touched) -> Moments:
         keys = touched.segments.keys

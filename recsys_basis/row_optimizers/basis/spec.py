@@ -17,7 +17,7 @@ e  gradient energy   [N]    float     scalar=energy, 0 before a row's first upda
 T  table's updates   one    int64     scalar=energy with energy_correction=table
 
 V and M are kept in ``moment_dtype``, s and e in ``scalar_dtype``. Every step computes in float32; what is
-kept for later ones is rounded stochastically into its dtype (``storage.py``), last of all.
+kept for later ones is rounded stochastically into its dtype (``../storage.py``), last of all.
 
 h(i) is row i's bucket, sign(i) its sign (``buckets.py``); sign is 1 unless ``signed``, and 1 for private
 rows. V^ and M^ are V / (1 - beta2^t) and M / (1 - beta1^t). With ``hash=double`` a row has two buckets

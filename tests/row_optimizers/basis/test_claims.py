@@ -12,11 +12,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.rows import update_rows
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from recsys_basis.row_optimizers import create_row_optimizer, row_optimizer_defaults
 from recsys_basis.row_optimizers.base import RowOptimizer
-from recsys_basis.row_optimizers.basis.storage import LOG8_VALUES, Stored
+from recsys_basis.row_optimizers.storage import LOG8_VALUES, Stored
 from recsys_basis.tables import Table, TableShard
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -51,7 +52,7 @@ def make_partitions(num_partitions: int, each: int, buckets: int, width: int, **
 def step(optimizer: RowOptimizer, rows: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
     """[U, D]: the step that the rule takes over -eta, from weights 0."""
     weights = torch.zeros(optimizer.num_rows, optimizer.embedding_dim)
-    optimizer.update(weights, rows, gradients, ETA)
+    update_rows(optimizer, weights, rows, gradients, ETA)
     return -weights[rows] / ETA
 
 
@@ -77,7 +78,7 @@ def test_rows_alike_up_to_their_size_get_lazy_adam(rows_per_bucket: float) -> No
         gradients = torch.randn(len(touched), width, generator=generator)
         if rows_per_bucket > 1:
             gradients = gradients.sign() * profile * size[touched]
-        optimizer.update(weights, touched, gradients, ETA)
+        update_rows(optimizer, weights, touched, gradients, ETA)
         parameter.grad = torch.sparse_coo_tensor(
             touched[None], gradients, (rows, width), check_invariants=True
         )
@@ -300,7 +301,7 @@ def test_flops_of_a_touched_row(rule: str, rows_per_bucket: float, flops: float)
     optimizer = make(1000, 64, rows_per_bucket, rule)
     weights, gradients = torch.zeros(1000, 64), torch.ones(1000, 64)
     with CountFlops(64) as count:
-        optimizer.update(weights, torch.arange(1000), gradients, ETA)
+        update_rows(optimizer, weights, torch.arange(1000), gradients, ETA)
     assert count.total == pytest.approx(flops * 1000 * 64)
 
 

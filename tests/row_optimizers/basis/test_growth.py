@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.kernels import require_kernels
+from support.rows import update_rows
 
 from recsys_basis.embeddings.bags import RowOptimizedEmbeddingBags
 from recsys_basis.embeddings.spec import BagsKernel
@@ -57,7 +58,7 @@ def batch(step: int, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def train(optimizer: Basis, weights: torch.Tensor, steps: range) -> None:
     for step in steps:
-        optimizer.update(weights, *batch(step, optimizer.num_rows), 0.05)
+        update_rows(optimizer, weights, *batch(step, optimizer.num_rows), 0.05)
         optimizer.grow(step + 1)
 
 
@@ -84,7 +85,7 @@ def test_growth_changes_nothing_that_a_row_reads(hash_name: str, form: dict[str,
     optimizer = basis_of(config_of(hash_name, **form))
     weights = torch.randn(optimizer.num_rows, 3, generator=torch.Generator().manual_seed(9))
     train(optimizer, weights, range(2))
-    optimizer.update(weights, *batch(2, optimizer.num_rows), 0.05)
+    update_rows(optimizer, weights, *batch(2, optimizer.num_rows), 0.05)
     before = {name: value.clone() for name, value in read_by_rows(optimizer).items()}
     sizes = optimizer.buckets.sizes
     assert not optimizer.grow(2) and optimizer.buckets.sizes is sizes
@@ -121,8 +122,8 @@ def test_it_goes_on_as_one_that_was_born_with_the_larger_size(hash_name: str, fo
         state.tensor.copy_(source.tensor)
     again = weights.clone()
     for step in range(3, 5):
-        grown.update(weights, *batch(step, 256), 0.05)
-        born.update(again, *batch(step, 256), 0.05)
+        update_rows(grown, weights, *batch(step, 256), 0.05)
+        update_rows(born, again, *batch(step, 256), 0.05)
     assert torch.equal(weights, again) and (weights != 0).any()
 
 
@@ -170,7 +171,7 @@ def test_shards_grow_as_the_whole(form: dict[str, Any]) -> None:
         for step in range(6):
             rows, gradients = batch(step, table.num_rows)
             mine = (rows >= offset) & (rows < offset + half)
-            part.update(own, rows[mine] - offset, gradients[mine], 0.05)
+            update_rows(part, own, rows[mine] - offset, gradients[mine], 0.05)
             part.grow(step + 1)
         assert torch.equal(own, weights[offset : offset + half])
         for mine_state, state in zip(part.table_states(), whole.table_states(), strict=True):

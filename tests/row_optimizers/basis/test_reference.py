@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.rows import update_rows
 
 from recsys_basis.id_counts import IdCounts
 from recsys_basis.row_optimizers import create_row_optimizer, row_optimizer_defaults
@@ -254,7 +255,7 @@ def test_private_rows_with_momentum_and_no_scalar_are_adam_with_a_clock_each(bat
     for items, gradients in batches(30, 4, 25, 11):
         segments = Segments.of(items)
         summed = segments.sum(gradients)
-        optimizer.update(weights, segments.keys, summed, ETA)
+        update_rows(optimizer, weights, segments.keys, summed, ETA)
         for row, gradient in zip(segments.keys.tolist(), summed, strict=True):
             params[row].grad = gradient.clone()
             adams[row].step()
@@ -268,7 +269,7 @@ def test_energy_far_below_its_buckets_stays_finite() -> None:
     config = row_optimizer_defaults("basis", energy_decay=1.0, energy_start="first", rows_per_bucket=2.0)
     optimizer = create_row_optimizer(config, [TableShard.whole(Table("site", 2, 1, 1))])
     weights = torch.zeros(2, 1)
-    optimizer.update(weights, torch.tensor([0, 1]), torch.tensor([[1e-20], [-1.0]]), ETA)
+    update_rows(optimizer, weights, torch.tensor([0, 1]), torch.tensor([[1e-20], [-1.0]]), ETA)
     torch.testing.assert_close(weights, torch.tensor([[-ETA], [ETA]]), rtol=1e-4, atol=0)
 
 
@@ -293,7 +294,7 @@ def run_beside_the_loop(options: dict[str, Any], dim: int, num_steps: int, batch
     ends = [*optimizer.row_starts[1:], optimizer.num_rows]
     for items, gradients in batches(optimizer.num_rows, dim, num_steps, 13):
         segments = Segments.of(items)
-        optimizer.update(weights, segments.keys, segments.sum(gradients), ETA)
+        update_rows(optimizer, weights, segments.keys, segments.sum(gradients), ETA)
         for table, loop, w, start, end in zip(
             tables, loops, loop_weights, optimizer.row_starts, ends, strict=True
         ):

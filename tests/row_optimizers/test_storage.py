@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.rows import update_rows
 
 from recsys_basis.embeddings.choice import choose_bags_kernel
 from recsys_basis.row_optimizers import create_row_optimizer, row_optimizer_defaults
 from recsys_basis.row_optimizers.base import RowOptimizer
-from recsys_basis.row_optimizers.basis.storage import LOG8_VALUES, Stored, round_randomly
+from recsys_basis.row_optimizers.storage import LOG8_VALUES, Stored, round_randomly
 from recsys_basis.schema import ConfigError
 from recsys_basis.tables import Table, TableShard
 
@@ -112,7 +113,7 @@ def test_a_first_step_is_float32s_and_what_is_kept_lies_next_to_it(scalar: str) 
     for dtype in ("float32", "bfloat16"):
         optimizer = make(200, 16, scalar=scalar, moment_dtype=dtype, scalar_dtype=dtype)
         weights = torch.zeros(200, 16)
-        optimizer.update(weights, rows, gradients, 0.1)
+        update_rows(optimizer, weights, rows, gradients, 0.1)
         results.append((weights, {name: state.tensor.float() for name, state in optimizer.state.items()}))
     (weights, full), (weights_again, short) = results
     assert torch.equal(weights, weights_again)

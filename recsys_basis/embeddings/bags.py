@@ -57,6 +57,9 @@ class RowOptimizedEmbeddingBags(nn.Module):
         self.hold_gradients = hold_gradients
         self.replicas = replicas
         self.held: RowGradients | None = None
+        self.fault: str | None = None
+        """Why backward has left rows as they were: set there, taken by whoever answers for it. Raised in
+        backward itself it would leave other ranks waiting in theirs."""
         self.observer: Callable[[torch.Tensor], None] | None = None
         """Sees the distinct rows of each update before they change (recsys_basis.diagnostics)."""
         self.clip = row_optimizer.clip
@@ -83,8 +86,11 @@ class RowOptimizedEmbeddingBags(nn.Module):
 
         indices [L] int32 or int64, rows within each table shard, feature-major; offsets [F * B + 1];
         per_sample_weights [L] float32 or None. Raises IndexError naming table and row if a row is out
-        of range; nothing has changed then.
+        of range; nothing has changed then. Raises NonFiniteError if nobody has taken the ``fault`` of the
+        backward before.
         """
+        if self.fault is not None:
+            raise NonFiniteError(self.fault)
         indices, offsets = indices.contiguous(), offsets.long()
         if per_sample_weights is not None:
             per_sample_weights = per_sample_weights.contiguous()
@@ -95,15 +101,20 @@ class RowOptimizedEmbeddingBags(nn.Module):
         return lookup(self.weights, indices, offsets, per_sample_weights, *of_features, self.kernel)
 
     def receive(self, gradients: RowGradients) -> None:
-        """Take one summed gradient for each distinct row; update now, or hold."""
-        if not gradients.finite:
-            raise NonFiniteError(f"table {self._table_of_first_bad(gradients)}: non-finite gradient")
+        """Take one summed gradient for each distinct row; update now, or hold; a ``fault`` if not finite."""
         if self.replicas is not None:
             gradients = mean_over_replicas(gradients, self.row_optimizer.num_rows, self.replicas)
-        if self.hold_gradients:
+        if not gradients.finite:
+            self.fault = f"table {self._table_of_first_bad(gradients)}: non-finite gradient"
+        elif self.hold_gradients:
             self.held = gradients
         else:
             self._update(gradients)
+
+    def take_fault(self) -> str | None:
+        """The fault of the last backward, which the caller answers for from now on."""
+        fault, self.fault = self.fault, None
+        return fault
 
     def apply_held(self) -> None:
         """Apply the gradients that backward held, if any."""

@@ -71,6 +71,11 @@ class Trainable:
         if self.tower_average is not None:
             self.tower_average.update()
 
+    def take_fault(self) -> str | None:
+        """Why backward left rows of some table here as they were, if it did."""
+        faults = [bags.take_fault() for bags in self.embedding_bags()]
+        return next((fault for fault in faults if fault is not None), None)
+
     def grow(self, step: int) -> bool:
         """Give rows' optimizer state the size that it has after ``step`` steps; whether some here changed."""
         return any([optimizer.grow(step) for optimizer in _fused_optimizers(self.row_optimizer)])

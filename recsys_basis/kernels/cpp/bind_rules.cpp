@@ -24,8 +24,8 @@ using Matrix = Array<float, 2>;
 using Numbers = Array<const int64_t, 1>;
 
 // The first arguments of every rule. The group has `group_rows` rows; weights are of all of them, or of `rows` alone.
-Update make_update(const Matrix& weights, const Numbers& rows, size_t group_rows, const Array<const float, 2>& gradients,
-                   double learning_rate, double weight_decay, int threads) {
+Update make_update(const Matrix& weights, const Numbers& rows, size_t group_rows,
+                   const Array<const float, 2>& gradients, double learning_rate, double weight_decay, int threads) {
     const auto num_rows = static_cast<int64_t>(rows.size()), limit = static_cast<int64_t>(group_rows);
     const bool whole = weights.shape(0) == group_rows;
     require(whole || weights.shape(0) == rows.size(), "weights: must be those of all rows, or of the touched ones");
@@ -64,15 +64,16 @@ Corrections corrections_of(double beta) {
     return {table.data(), static_cast<int64_t>(table.size()), beta};
 }
 
-void sgd(const Matrix& weights, const Numbers& rows, size_t group_rows, const Array<const float, 2>& gradients, double learning_rate,
-         double weight_decay, int threads) {
+void sgd(const Matrix& weights, const Numbers& rows, size_t group_rows, const Array<const float, 2>& gradients,
+         double learning_rate, double weight_decay, int threads) {
     const Update update = make_update(weights, rows, group_rows, gradients, learning_rate, weight_decay, threads);
     const nb::gil_scoped_release released;
     kernels().sgd(update);
 }
 
-void rowwise_adagrad(const Matrix& weights, const Numbers& rows, size_t group_rows, const Array<const float, 2>& gradients,
-                     double learning_rate, double weight_decay, int threads, const Floats& squares, float eps) {
+void rowwise_adagrad(const Matrix& weights, const Numbers& rows, size_t group_rows,
+                     const Array<const float, 2>& gradients, double learning_rate, double weight_decay, int threads,
+                     const Floats& squares, float eps) {
     const Update update = make_update(weights, rows, group_rows, gradients, learning_rate, weight_decay, threads);
     require(squares.size() == group_rows, "state: needs one number a row");
     const nb::gil_scoped_release released;
@@ -109,8 +110,8 @@ struct TableCorrections {
     }
 };
 
-void adam(const Matrix& weights, const Numbers& rows, size_t group_rows, const Array<const float, 2>& gradients, double learning_rate,
-          double weight_decay, int threads, const Matrix& first, const Matrix& second,
+void adam(const Matrix& weights, const Numbers& rows, size_t group_rows, const Array<const float, 2>& gradients,
+          double learning_rate, double weight_decay, int threads, const Matrix& first, const Matrix& second,
           const Array<int64_t, 1>& updates, const Numbers& row_starts, double beta1, double beta2, float eps) {
     const Update update = make_update(weights, rows, group_rows, gradients, learning_rate, weight_decay, threads);
     require_shape(first, group_rows, weights);
@@ -123,10 +124,10 @@ void adam(const Matrix& weights, const Numbers& rows, size_t group_rows, const A
                             corrections.second.data()});
 }
 
-void partial_rowwise_adam(const Matrix& weights, const Numbers& rows, size_t group_rows, const Array<const float, 2>& gradients,
-                          double learning_rate, double weight_decay, int threads, const Matrix& first,
-                          const Floats& second, const Array<int64_t, 1>& updates, const Numbers& row_starts,
-                          double beta1, double beta2, float eps) {
+void partial_rowwise_adam(const Matrix& weights, const Numbers& rows, size_t group_rows,
+                          const Array<const float, 2>& gradients, double learning_rate, double weight_decay,
+                          int threads, const Matrix& first, const Floats& second, const Array<int64_t, 1>& updates,
+                          const Numbers& row_starts, double beta1, double beta2, float eps) {
     const Update update = make_update(weights, rows, group_rows, gradients, learning_rate, weight_decay, threads);
     require_shape(first, group_rows, weights);
     require(second.size() == group_rows, "state: needs one number a row");
@@ -377,9 +378,9 @@ private:
     std::vector<int64_t> starts_, partitions_;
 };
 
-void sm3(const Matrix& weights, const Numbers& rows, size_t group_rows, const Array<const float, 2>& gradients, double learning_rate,
-         double weight_decay, int threads, const Floats& row_maxima, const std::optional<Matrix>& column_maxima,
-         const Numbers& row_start, float eps) {
+void sm3(const Matrix& weights, const Numbers& rows, size_t group_rows, const Array<const float, 2>& gradients,
+         double learning_rate, double weight_decay, int threads, const Floats& row_maxima,
+         const std::optional<Matrix>& column_maxima, const Numbers& row_start, float eps) {
     const Update update = make_update(weights, rows, group_rows, gradients, learning_rate, weight_decay, threads);
     require(row_maxima.size() == group_rows, "row_maxima: needs one number a row");
     require(!column_maxima || (column_maxima->shape(0) == row_start.size() && column_maxima->shape(1) == weights.shape(1)),
@@ -414,11 +415,11 @@ void adafactor(const Matrix& weights, const Numbers& rows, size_t group_rows, co
                          inverse_roots.data()});
 }
 
-void count_sketch_adam(const Matrix& weights, const Numbers& rows, size_t group_rows, const Array<const float, 2>& gradients,
-                       double learning_rate, double weight_decay, int threads, const std::optional<Matrix>& first,
-                       const Matrix& second, const Array<int64_t, 1>& updates, const Numbers& table_starts,
-                       const Numbers& row_start, const Numbers& bucket_start, const Numbers& widths,
-                       const Numbers& seeds, double beta1, double beta2, float eps) {
+void count_sketch_adam(const Matrix& weights, const Numbers& rows, size_t group_rows,
+                       const Array<const float, 2>& gradients, double learning_rate, double weight_decay, int threads,
+                       const std::optional<Matrix>& first, const Matrix& second, const Array<int64_t, 1>& updates,
+                       const Numbers& table_starts, const Numbers& row_start, const Numbers& bucket_start,
+                       const Numbers& widths, const Numbers& seeds, double beta1, double beta2, float eps) {
     const Update update = make_update(weights, rows, group_rows, gradients, learning_rate, weight_decay, threads);
     require(second.shape(1) == weights.shape(1), "second: must be as wide as weights");
     require(!first || (first->shape(0) == second.shape(0) && first->shape(1) == second.shape(1)),
@@ -458,30 +459,32 @@ void clip_rows(const Array<const float, 2>& weights, const Numbers& rows, const 
 
 void bind_rules(nb::module_& module) {
     using namespace nb::literals;
-    module.def("sgd", sgd, "weights"_a, "rows"_a, "group_rows"_a, "gradients"_a, "learning_rate"_a, "weight_decay"_a, "threads"_a);
-    module.def("rowwise_adagrad", rowwise_adagrad, "weights"_a, "rows"_a, "group_rows"_a, "gradients"_a, "learning_rate"_a,
+    module.def("sgd", sgd, "weights"_a, "rows"_a, "group_rows"_a, "gradients"_a, "learning_rate"_a, "weight_decay"_a,
+               "threads"_a);
+    module.def("rowwise_adagrad", rowwise_adagrad, "weights"_a, "rows"_a, "group_rows"_a, "gradients"_a,
+               "learning_rate"_a, "weight_decay"_a, "threads"_a, "squares"_a, "eps"_a);
+    module.def("adagrad", adagrad, "weights"_a, "rows"_a, "group_rows"_a, "gradients"_a, "learning_rate"_a,
                "weight_decay"_a, "threads"_a, "squares"_a, "eps"_a);
-    module.def("adagrad", adagrad, "weights"_a, "rows"_a, "group_rows"_a, "gradients"_a, "learning_rate"_a, "weight_decay"_a,
-               "threads"_a, "squares"_a, "eps"_a);
     module.def("adam", adam, "weights"_a, "rows"_a, "group_rows"_a, "gradients"_a, "learning_rate"_a, "weight_decay"_a,
                "threads"_a, "first"_a, "second"_a, "updates"_a, "row_starts"_a, "beta1"_a, "beta2"_a, "eps"_a);
     module.def("partial_rowwise_adam", partial_rowwise_adam, "weights"_a, "rows"_a, "group_rows"_a, "gradients"_a,
                "learning_rate"_a, "weight_decay"_a, "threads"_a, "first"_a, "second"_a, "updates"_a,
                "row_starts"_a, "beta1"_a, "beta2"_a, "eps"_a);
-    module.def("sm3", sm3, "weights"_a, "rows"_a, "group_rows"_a, "gradients"_a, "learning_rate"_a, "weight_decay"_a, "threads"_a,
-               "row_maxima"_a, "column_maxima"_a.none(), "row_start"_a, "eps"_a);
-    module.def("adafactor", adafactor, "weights"_a, "rows"_a, "group_rows"_a, "gradients"_a, "learning_rate"_a, "weight_decay"_a,
-               "threads"_a, "row_average"_a, "column_average"_a, "row_updates"_a.none(), "column_updates"_a.none(),
-               "row_start"_a, "decay_power"_a, "beta2"_a.none(), "eps"_a, "update_clip"_a);
-    module.def("count_sketch_adam", count_sketch_adam, "weights"_a, "rows"_a, "group_rows"_a, "gradients"_a, "learning_rate"_a,
-               "weight_decay"_a, "threads"_a, "first"_a.none(), "second"_a, "updates"_a, "table_starts"_a,
-               "row_start"_a, "bucket_start"_a, "widths"_a, "seeds"_a, "beta1"_a, "beta2"_a, "eps"_a);
+    module.def("sm3", sm3, "weights"_a, "rows"_a, "group_rows"_a, "gradients"_a, "learning_rate"_a, "weight_decay"_a,
+               "threads"_a, "row_maxima"_a, "column_maxima"_a.none(), "row_start"_a, "eps"_a);
+    module.def("adafactor", adafactor, "weights"_a, "rows"_a, "group_rows"_a, "gradients"_a, "learning_rate"_a,
+               "weight_decay"_a, "threads"_a, "row_average"_a, "column_average"_a, "row_updates"_a.none(),
+               "column_updates"_a.none(), "row_start"_a, "decay_power"_a, "beta2"_a.none(), "eps"_a, "update_clip"_a);
+    module.def("count_sketch_adam", count_sketch_adam, "weights"_a, "rows"_a, "group_rows"_a, "gradients"_a,
+               "learning_rate"_a, "weight_decay"_a, "threads"_a, "first"_a.none(), "second"_a, "updates"_a,
+               "table_starts"_a, "row_start"_a, "bucket_start"_a, "widths"_a, "seeds"_a, "beta1"_a, "beta2"_a, "eps"_a);
     module.def("clip_rows", clip_rows, "weights"_a, "rows"_a, "gradients"_a, "counts"_a.none(), "max_norm"_a.none(),
                "cowclip_ratio"_a.none(), "cowclip_min_norm"_a, "threads"_a);
-    module.def("basis", basis, "weights"_a, "rows"_a, "group_rows"_a, "gradients"_a, "learning_rate"_a, "weight_decay"_a,
-               "threads"_a, "config"_a, "first"_a.none(), "second"_a, "updates"_a, "row_scalar"_a.none(),
-               "row_counts"_a.none(), "table_updates"_a.none(), "table_starts"_a.none(), "row_start"_a,
-               "private_rows"_a, "shared"_a, "shared_buckets"_a, "bucket_start"_a, "private_start"_a, "keys"_a, "sign_seeds"_a);
+    module.def("basis", basis, "weights"_a, "rows"_a, "group_rows"_a, "gradients"_a, "learning_rate"_a,
+               "weight_decay"_a, "threads"_a, "config"_a, "first"_a.none(), "second"_a, "updates"_a,
+               "row_scalar"_a.none(), "row_counts"_a.none(), "table_updates"_a.none(), "table_starts"_a.none(),
+               "row_start"_a, "private_rows"_a, "shared"_a, "shared_buckets"_a, "bucket_start"_a, "private_start"_a,
+               "keys"_a, "sign_seeds"_a);
 }
 
 }  // namespace recsys

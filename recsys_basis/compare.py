@@ -35,7 +35,6 @@ from recsys_basis.report.records import RunRecord
 from recsys_basis.report.table import print_comparison
 from recsys_basis.report.writers import write_comparison
 from recsys_basis.schema import ConfigError, parse_section
-from recsys_basis.training.build import row_optimizers_of
 from recsys_basis.training.data import count_before_holdout
 from recsys_basis.training.run_folder import write_json
 from recsys_basis.training.spec import TrainConfig
@@ -68,7 +67,7 @@ def run_comparison(comparison: ComparisonConfig, plan: RunPlanner) -> None:
     truth = ensure_synthesized(comparison.synthetic) if comparison.synthetic else None
     manifest = ensure_prepared(first.dataset)
     for config in configs:  # a mistake in the last variant shows before the first trains
-        row_optimizers_of(config, create_tables(config.embedding, manifest.cardinalities))
+        config.solved_for_tables(create_tables(config.embedding, manifest.cardinalities))
     plan.data_digest = manifest.digest()
     train_rows = count_rows(manifest, 0.0, first.max_train_rows)
     search_rows = count_rows(

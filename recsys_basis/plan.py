@@ -20,7 +20,6 @@ from recsys_basis.embeddings.collection import create_tables
 from recsys_basis.planning.report import print_plan
 from recsys_basis.planning.spec import PlanConfig
 from recsys_basis.row_optimizers import ROW_OPTIMIZERS, row_optimizer_defaults
-from recsys_basis.row_optimizers.basis.budget import solve_state_budgets
 from recsys_basis.schema import parse_section
 from recsys_basis.training.quiet import silence_known_warnings
 
@@ -34,14 +33,12 @@ def plan(overrides: list[str]) -> None:
     """Compose, validate, plan, print."""
     silence_known_warnings()
     config = parse_section(PlanConfig, compose_job("plan", overrides))
-    chosen = config.row_optimizer.rule
-    optimizers = {chosen: config.row_optimizer} | {
-        name: row_optimizer_defaults(name) for name in ROW_OPTIMIZERS if name != chosen
-    }
     tables = create_tables(config.embedding, config.ids_by_table())
-    rules = {
-        name: solve_state_budgets({table.name: rule for table in tables}, tables)
-        for name, rule in optimizers.items()
+    chosen = "as configured" if config.table_row_optimizers else config.row_optimizer.rule
+    rules = {chosen: config.solved_for_tables(tables)} | {
+        name: dict.fromkeys([table.name for table in tables], row_optimizer_defaults(name))
+        for name in ROW_OPTIMIZERS
+        if name != chosen
     }
     print_plan(config, tables, chosen, rules)
 

@@ -59,6 +59,16 @@ def test_a_state_budget_is_solved_over_all_tables(capsys: pytest.CaptureFixture[
     assert everything[1] == "1.3 MB"  # of Adam's 2 * 64 bytes for each of 260,100 rows, and padding
 
 
+def test_tables_set_apart_have_their_own_state(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("cardinalities=[64000,640] row_optimizer=sgd table_row_optimizers={C2:adam}".split()) == 0
+    lines = lines_of(capsys.readouterr().out)
+    state = {name: dict(zip(lines["table"], lines[name], strict=False)) for name in ("C1", "C2", "all")}
+    bytes_of_adam = "81.9 kB"  # two moments of 16 floats for each of 640 rows
+    assert state["C1"]["as configured"] == "0 bytes" and state["C1"]["sgd"] == "0 bytes"
+    assert state["C2"]["as configured"] == state["all"]["as configured"] == bytes_of_adam
+    assert state["C1"]["adam"] == "8.2 MB"
+
+
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
@@ -70,6 +80,7 @@ def test_a_state_budget_is_solved_over_all_tables(capsys: pytest.CaptureFixture[
         ("cardinalities=[9] world_size=0", "world_size"),
         ("prepared_dir=nowhere", "nowhere is not a prepared data set"),
         ("cardinalities=[9] embedding.table_sharding={C2:row_wise}", "names no table; they are C1"),
+        ("cardinalities=[9] table_row_optimizers={C2:adam}", "names no table; they are C1"),
     ],
 )
 def test_unclear_questions_are_refused(command: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:

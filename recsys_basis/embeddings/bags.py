@@ -13,11 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from recsys_basis.embeddings.cpp_lookup import CppLookup
-from recsys_basis.embeddings.features import Bags, Features, Pooling, RowGradients
+from recsys_basis.embeddings.features import Features, Pooling, RowGradients
+from recsys_basis.embeddings.operators import lookup, lookup_and_update, lookup_of, number_of
 from recsys_basis.embeddings.replicas import mean_over_replicas
 from recsys_basis.embeddings.spec import BagsKernel, WeightDtype
-from recsys_basis.embeddings.torch_lookup import TorchLookup
 from recsys_basis.embeddings.weights import Weights
 from recsys_basis.errors import NonFiniteError
 from recsys_basis.row_optimizers import create_row_optimizer
@@ -75,11 +74,17 @@ class RowOptimizedEmbeddingBags(nn.Module):
         if weight_dtype != "float32":  # with the rule's own state into checkpoints
             self.row_optimizer.state["weight_updates"] = State(self.stored.updates.count, "table")
         self.features = Features.of(shards, self.row_optimizer.row_starts, shard_of_feature, pooling, device)
-        self.lookup = CppLookup(self.features) if kernel == "cpp" else TorchLookup(self.features)
+        self.kernel = kernel
+        self.lookup = lookup_of(kernel, self.features)
         self.lookup.prepare(self.weights, self.row_optimizer)
         self.weights.zero_()
         # Autograd calls backward only if some input of forward wants a gradient.
         self.anchor = torch.zeros(0, device=device, requires_grad=True)
+        self.number = number_of(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.number = number_of(self)  # a copy updates its own rows
 
     def forward(
         self, indices: torch.Tensor, offsets: torch.Tensor, per_sample_weights: torch.Tensor | None = None
@@ -90,10 +95,14 @@ class RowOptimizedEmbeddingBags(nn.Module):
         per_sample_weights [L] float32 or None. Raises IndexError naming table and row if a row is out
         of range; nothing has changed then.
         """
-        pooled: torch.Tensor = _LookupAndUpdate.apply(
-            self.anchor, per_sample_weights, self, indices.contiguous(), offsets.long()
-        )
-        return pooled
+        indices, offsets = indices.contiguous(), offsets.long()
+        if per_sample_weights is not None:
+            per_sample_weights = per_sample_weights.contiguous()
+        if torch.is_grad_enabled():
+            return lookup_and_update(self.anchor, indices, offsets, per_sample_weights, self.number)
+        features = self.features
+        of_features = features.starts, features.sizes, list(features.tables), features.pooling
+        return lookup(self.weights, indices, offsets, per_sample_weights, *of_features, self.kernel)
 
     def receive(self, gradients: RowGradients) -> None:
         """Take one summed gradient for each distinct row; update now, or hold."""
@@ -137,34 +146,3 @@ class RowOptimizedEmbeddingBags(nn.Module):
         row = int(rows[bad][0]) if bad.any() else int(rows[0])
         index = max(i for i, start in enumerate(self.row_optimizer.row_starts) if start <= row)
         return self.row_optimizer.shards[index].table.name
-
-
-class _LookupAndUpdate(torch.autograd.Function):
-    """Forward pools rows; backward sums gradients by row and hands them to the module."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        anchor: torch.Tensor,
-        per_sample_weights: torch.Tensor | None,
-        bags: RowOptimizedEmbeddingBags,
-        indices: torch.Tensor,
-        offsets: torch.Tensor,
-    ) -> torch.Tensor:
-        """[B, F * D]."""
-        ctx.bags = bags
-        ctx.save_for_backward(indices, offsets, per_sample_weights)
-        weights = None if per_sample_weights is None else per_sample_weights.detach().contiguous()
-        return bags.lookup.pool(bags.weights, Bags(indices, offsets, weights))
-
-    @staticmethod
-    def backward(ctx: Any, *pooled_gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        module: RowOptimizedEmbeddingBags = ctx.bags
-        indices, offsets, per_sample_weights = ctx.saved_tensors
-        weights = None if per_sample_weights is None else per_sample_weights.detach().contiguous()
-        bags, gradient = Bags(indices, offsets, weights), pooled_gradients[0].contiguous()
-        weight_gradient = None
-        if ctx.needs_input_grad[1]:  # with the weights that forward saw, so before the update
-            weight_gradient = module.lookup.per_sample_gradient(gradient, module.weights, bags)
-        module.receive(module.lookup.sum_by_row(gradient, bags, module.clip.needs_counts))
-        return None, weight_gradient, None, None, None

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, SerializeAsAny, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from recsys_basis.embeddings.spec import EmbeddingConfig
 from recsys_basis.ingest.manifest import Manifest
-from recsys_basis.row_optimizers import parse_row_optimizer
-from recsys_basis.row_optimizers.base import RowOptimizerConfig
-from recsys_basis.schema import Section
+from recsys_basis.row_optimizers.choice import RowOptimizerChoice
 
 Count = Annotated[int, Field(ge=1)]
 
 
-class PlanConfig(Section):
+class PlanConfig(RowOptimizerChoice):
     """Which tables, on which ranks; defaults and their meaning in configs/plan.yaml."""
 
     embedding: EmbeddingConfig
-    row_optimizer: SerializeAsAny[RowOptimizerConfig]
     cardinalities: Annotated[tuple[Count, ...], Field(min_length=1, strict=False)] | None
     prepared_dir: str | None
     device: Literal["cuda", "cpu"]
@@ -33,11 +30,6 @@ class PlanConfig(Section):
     batch_size: Count
     """Rows of a global batch, all ranks together."""
     shown_tables: Count | None
-
-    @field_validator("row_optimizer", mode="before")
-    @classmethod
-    def _row_optimizer(cls, value: Any) -> Any:
-        return parse_row_optimizer(value)
 
     @model_validator(mode="after")
     def _check_tables(self) -> Self:

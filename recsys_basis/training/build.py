@@ -13,7 +13,6 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ParameterSharding, ShardingEnv
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 
-from recsys_basis.by_table import choose_by_table
 from recsys_basis.dense_optimizers import create_dense_optimizer
 from recsys_basis.embeddings.bags import RowOptimizedEmbeddingBags
 from recsys_basis.embeddings.choice import choose_bags_kernel
@@ -30,7 +29,6 @@ from recsys_basis.ingest.manifest import Manifest
 from recsys_basis.models import create_model
 from recsys_basis.row_optimizers import row_optimizer_class
 from recsys_basis.row_optimizers.base import RowOptimizerConfig
-from recsys_basis.row_optimizers.basis.budget import solve_state_budgets
 from recsys_basis.schema import ConfigError
 from recsys_basis.tables import Table
 from recsys_basis.training.averaging import TowerAverage
@@ -98,7 +96,7 @@ class Trainable:
 def build(config: TrainConfig, manifest: Manifest, runtime: Runtime) -> Trainable:
     """Raises ConfigError for settings that do not fit each other, the data, or the device."""
     tables = create_tables(config.embedding, manifest.cardinalities)
-    row_optimizer_of_table = row_optimizers_of(config, tables)
+    row_optimizer_of_table = config.solved_for_tables(tables)
     if any(each.needs_counts for each in row_optimizer_of_table.values()):
         tables = _with_counts(tables, config.dataset.prepared_dir)
     codecs = embedding_codecs(config.communication, config.batch_size, runtime.device)
@@ -129,7 +127,7 @@ def build(config: TrainConfig, manifest: Manifest, runtime: Runtime) -> Trainabl
     dense_optimizer = create_dense_optimizer(config.dense_optimizer, sharded, towers)
     decay = config.tower_average_decay
     average = None if decay is None else TowerAverage(towers, decay)
-    return Trainable(
+    trainable = Trainable(
         sharded,
         tables,
         row_optimizer_of_table,
@@ -138,6 +136,8 @@ def build(config: TrainConfig, manifest: Manifest, runtime: Runtime) -> Trainabl
         average,
         config,
     )
+    _refuse_budgets_of_blocks(trainable)
+    return trainable
 
 
 def _fused_optimizers(optimizer: KeyedOptimizer) -> Iterator[RowFusedOptimizer]:
@@ -149,20 +149,21 @@ def _fused_optimizers(optimizer: KeyedOptimizer) -> Iterator[RowFusedOptimizer]:
         yield optimizer
 
 
+def _refuse_budgets_of_blocks(trainable: Trainable) -> None:
+    asked = trainable.config.of_tables(trainable.tables)
+    for name, blocks in trainable.column_blocks().items():
+        budget = getattr(asked[name], "state_budget", None)
+        if budget is not None:
+            raise ConfigError(
+                f"state_budget = {budget} counts each state once, but table {name} is cut into {blocks} "
+                "blocks of columns, each with a scalar for every row: set rows_per_bucket in place of "
+                "state_budget, or shard the table by rows (embedding.table_sharding)"
+            )
+
+
 def _column_blocks(sharding: ParameterSharding) -> int:
     spec = sharding.sharding_spec
     return 1 if spec is None else len({shard.shard_offsets[1] for shard in spec.shards})
-
-
-def row_optimizers_of(config: TrainConfig, tables: tuple[Table, ...]) -> dict[str, RowOptimizerConfig]:
-    """The row optimizer of each table, state budgets solved.
-
-    Raises ConfigError for a name that is no table's, and for a budget that cannot be met.
-    """
-    names = [table.name for table in tables]
-    apart = config.table_row_optimizers or {}
-    chosen = choose_by_table(config.row_optimizer, apart, names, "table_row_optimizers")
-    return solve_state_budgets(chosen, tables)
 
 
 def dense_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

@@ -12,23 +12,18 @@ from recsys_basis.dense_optimizers import DenseOptimizerConfig, parse_dense_opti
 from recsys_basis.embeddings.spec import EmbeddingConfig
 from recsys_basis.ingest.spec import DatasetConfig
 from recsys_basis.models import ModelConfig
-from recsys_basis.row_optimizers import parse_row_optimizer, row_optimizer_defaults
-from recsys_basis.row_optimizers.base import RowOptimizerConfig
-from recsys_basis.schema import Section
+from recsys_basis.row_optimizers.choice import RowOptimizerChoice
 from recsys_basis.training.communication import CommunicationConfig
 from recsys_basis.training.runtime import RuntimeConfig
 from recsys_basis.training.schedule import ScheduleConfig
 
 
-class TrainConfig(Section):
+class TrainConfig(RowOptimizerChoice):
     """Everything that decides a run; its resolved form is saved with the run."""
 
     dataset: DatasetConfig
     model: ModelConfig
     embedding: EmbeddingConfig
-    row_optimizer: SerializeAsAny[RowOptimizerConfig]
-    table_row_optimizers: dict[str, SerializeAsAny[RowOptimizerConfig]] | None
-    """Of single tables, by name or glob; an exact name counts before a glob, then the first that fits."""
     dense_optimizer: SerializeAsAny[DenseOptimizerConfig]
     schedule: ScheduleConfig
     communication: CommunicationConfig
@@ -86,36 +81,7 @@ class TrainConfig(Section):
             raise ValueError("checkpoint_best_by needs evaluate_every_steps: only evaluated weights compare")
         return self
 
-    @field_validator("row_optimizer", mode="before")
-    @classmethod
-    def _row_optimizer(cls, value: Any) -> Any:
-        return value if isinstance(value, RowOptimizerConfig) else parse_row_optimizer(value)
-
-    @field_validator("table_row_optimizers", mode="before")
-    @classmethod
-    def _table_row_optimizers(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        return {tables: _named_row_optimizer(each, tables) for tables, each in value.items()}
-
     @field_validator("dense_optimizer", mode="before")
     @classmethod
     def _dense_optimizer(cls, value: Any) -> Any:
         return value if isinstance(value, DenseOptimizerConfig) else parse_dense_optimizer(value)
-
-
-def _named_row_optimizer(value: Any, tables: str) -> RowOptimizerConfig:
-    """From a file's name, from ``base`` = a file's name and the keys that differ, or from a whole section."""
-    if isinstance(value, RowOptimizerConfig):
-        return value
-    if isinstance(value, str):
-        return row_optimizer_defaults(value)
-    if not isinstance(value, dict):
-        raise ValueError(
-            f"{tables}: {value!r} is neither a file's name in configs/row_optimizer nor a section"
-        )
-    if "base" not in value:
-        return parse_row_optimizer(value)
-    return row_optimizer_defaults(
-        value["base"], **{key: each for key, each in value.items() if key != "base"}
-    )

@@ -101,6 +101,12 @@ def test_numbers_of_rows_do_not_move_between_blocks_of_columns(
         moved(prepared, tmp_path, "rowwise_adagrad", source, target)
 
 
+def test_a_state_budget_over_blocks_of_columns_is_refused(prepared: Path, tmp_path: Path) -> None:
+    budget = ("row_optimizer.rows_per_bucket=null", "row_optimizer.state_budget=50%")
+    with pytest.raises(ConfigError, match="table C1 is cut into 2 blocks"):
+        run_training(tiny_config(prepared, tmp_path, *COLUMNS, *budget))
+
+
 @pytest.mark.parametrize("sharding", [COLUMNS, ("embedding.sharding=data_parallel",)])
 def test_a_run_trains_and_saves_and_says_nothing_that_nobody_can_mend(
     sharding: tuple[str, ...], prepared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -21,7 +21,7 @@ export TORCHINDUCTOR_CACHE_DIR := $(CURDIR)/$(VENV)/inductor
 
 help:
 	@echo "make install   Python environment with pinned packages in $(VENV), then recsys-basis doctor"
-	@echo "make demo      made-up clicks, three optimizers, one table: about 4 minutes on 2 cores"
+	@echo "make demo      made-up clicks, three optimizers, one table: 1 to 2 minutes on 2 cores"
 	@echo "make test      the whole test suite"
 	@echo "make lint      ruff and mypy"
 	@echo "make sanitize  the C++ kernels' tests under the address and undefined-behaviour sanitizers"

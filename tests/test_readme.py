@@ -86,3 +86,13 @@ def test_commands_run(line: str, place: Path) -> None:
     allowed = (0, 1) if command[1] == "doctor" else (0,)  # doctor may find fault with this machine
     assert result.returncode in allowed, result.stdout + result.stderr
     assert "Warning" not in result.stderr, result.stderr
+
+
+def test_the_program_in_the_shelfs_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (program,) = re.findall(
+        r"```python\n(.*?)```", (REPOSITORY / "docs" / "row_optimizers.md").read_text(), re.DOTALL
+    )
+    exec(program, {})
+    # 4 bytes for each of 100,032 + 20,000 rows, 4 * 16 + 4 for each bucket row, 8 for each table.
+    rows, buckets = 100_032 + 20_000, 64 * (1563 // 100) + 16 * (1250 // 100)
+    assert capsys.readouterr().out == f"{4 * rows + 68 * buckets + 16} bytes of optimizer state\n"

@@ -62,4 +62,5 @@ NB_MODULE(_kernels, module) {
     recsys::bind_bags(module);
     recsys::bind_rules(module);
     recsys::bind_dense(module);
+    recsys::bind_stored(module);
 }

@@ -16,10 +16,12 @@ from torch import nn
 from recsys_basis.embeddings.features import Features, Pooling, RowGradients
 from recsys_basis.embeddings.operators import lookup, lookup_and_update, lookup_of, number_of
 from recsys_basis.embeddings.replicas import mean_over_replicas
-from recsys_basis.embeddings.spec import BagsKernel
+from recsys_basis.embeddings.spec import BagsKernel, WeightDtype
+from recsys_basis.embeddings.weights import Weights
 from recsys_basis.errors import NonFiniteError
 from recsys_basis.row_optimizers import create_row_optimizer
-from recsys_basis.row_optimizers.base import RowOptimizerConfig
+from recsys_basis.row_optimizers.base import RowOptimizerConfig, State
+from recsys_basis.row_optimizers.storage import DTYPES
 from recsys_basis.tables import TableShard
 
 
@@ -36,6 +38,8 @@ class RowOptimizedEmbeddingBags(nn.Module):
                         taken first
     kernel              "torch", or "cpp": the compiled kernels, on a CPU, for rules that have one
     replicas            ranks that hold the same rows, whose gradients are averaged before the update
+    weight_dtype        how weights are kept; bags are summed and rows updated in float32, then rounded
+                        stochastically (recsys_basis.row_optimizers.storage)
 
     ``learning_rate`` is read at each update; set it before backward.
     """
@@ -50,6 +54,7 @@ class RowOptimizedEmbeddingBags(nn.Module):
         device: torch.device | str = "cpu",
         kernel: BagsKernel = "torch",
         replicas: dist.ProcessGroup | None = None,
+        weight_dtype: WeightDtype = "float32",
     ) -> None:
         super().__init__()
         self.row_optimizer = create_row_optimizer(row_optimizer, shards, device)
@@ -65,7 +70,12 @@ class RowOptimizedEmbeddingBags(nn.Module):
         self.clip = row_optimizer.clip
         self.embedding_dim = self.row_optimizer.embedding_dim
         # A plain tensor: as a Parameter it would ask autograd for a gradient of table size.
-        self.weights = torch.empty(self.row_optimizer.num_rows, self.embedding_dim, device=device)
+        self.weights = torch.empty(
+            self.row_optimizer.num_rows, self.embedding_dim, dtype=DTYPES[weight_dtype], device=device
+        )
+        self.stored = Weights(self.weights, shards)
+        if weight_dtype != "float32":  # with the rule's own state into checkpoints
+            self.row_optimizer.state["weight_updates"] = State(self.stored.updates.count, "table")
         self.features = Features.of(shards, self.row_optimizer.row_starts, shard_of_feature, pooling, device)
         self.kernel = kernel
         self.lookup = lookup_of(kernel, self.features)
@@ -137,9 +147,9 @@ class RowOptimizedEmbeddingBags(nn.Module):
         if self.observer is not None:
             self.observer(gradients.rows)
         if self.clip.is_on:
-            self.lookup.clip(self.clip, self.weights, gradients)
+            self.lookup.clip(self.clip, self.stored, gradients)
         self.lookup.update(
-            self.row_optimizer, self.weights, gradients.rows, gradients.sums, self.learning_rate
+            self.row_optimizer, self.stored, gradients.rows, gradients.sums, self.learning_rate
         )
 
     def _table_of_first_bad(self, gradients: RowGradients) -> str:

@@ -30,6 +30,7 @@ from recsys_basis.training.loop import Run, run_training
 from recsys_basis.training.spec import TrainConfig
 
 MIXED = "table_row_optimizers={C3: adam, C1?: adam, C12: sgd}"
+SHORT = ("embedding.weight_dtype=bfloat16", "row_optimizer.learning_rate=0.001")
 GROWING = ("row_optimizer.rows_per_bucket=20", "row_optimizer.grow_at=[7,30,40]")
 RULES = ["basis", "basis_literal", "adam", "partial_rowwise_adam", "rowwise_adagrad", "adagrad", "sgd"]
 
@@ -126,7 +127,13 @@ def run_until(config: TrainConfig, step: int, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize(
     "overrides",
-    [*((f"row_optimizer={rule}",) for rule in RULES), ("tower_average_decay=0.9",), (MIXED,), GROWING],
+    [
+        *((f"row_optimizer={rule}",) for rule in RULES),
+        ("tower_average_decay=0.9",),
+        (MIXED,),
+        GROWING,
+        SHORT,
+    ],
 )
 def test_a_killed_run_resumes_bit_for_bit(
     overrides: tuple[str, ...], prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -211,6 +218,10 @@ def test_fbgemm_kernel_gives_the_same_model(prepared: Path, tmp_path: Path) -> N
         (("embedding.kernel=fbgemm", "row_optimizer=sgd", MIXED), "no 'adam' on cpu"),
         (("+table_row_optimizers.C27=adam",), "table_row_optimizers.C27 names no table"),
         (("embedding.kernel=fbgemm", "row_optimizer=sgd", "max_gradient_norm=1.0"), "max_gradient_norm"),
+        (
+            ("embedding.kernel=fbgemm", "row_optimizer=sgd", "embedding.weight_dtype=float16"),
+            "embedding.weight_dtype = float16 with embedding.kernel = fbgemm",
+        ),
         (("row_optimizer.grow_at=[3,25]",), r"grow_at = \[3, 25\].* 25 steps"),
         (("model.dense_arch=[16,4]",), "embedding_dim = 8"),
         (("model.over_arch=[16,2]",), "model.over_arch"),

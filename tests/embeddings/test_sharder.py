@@ -75,7 +75,7 @@ def share(step: int, rank: int, world_size: int) -> tuple[KeyedJaggedTensor, tor
 
 
 Case = tuple[Any, ...]
-"""What ``train`` takes after the runtime: each table's row optimizer, sharding, pooling, weight dtype, tables."""
+"""What ``train`` takes after the runtime: each table's rule, sharding, pooling, weight dtype, tables."""
 
 
 def train_each(cases: dict[str, Case]) -> dict[str, Any]:

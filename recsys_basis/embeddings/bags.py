@@ -7,6 +7,7 @@ so the row optimizer sees [U, D], and no gradient of table size [R, D] ever exis
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -101,7 +102,7 @@ class RowOptimizedEmbeddingBags(nn.Module):
         if self.replicas is not None:
             gradients = mean_over_replicas(gradients, self.row_optimizer.num_rows, self.replicas)
         if self.hold_gradients:
-            self.held = gradients
+            self.held = replace(gradients, summed=gradients.sums)  # whatever becomes of the batch's memory
         else:
             self._update(gradients)
 
@@ -128,7 +129,7 @@ class RowOptimizedEmbeddingBags(nn.Module):
         if self.clip.is_on:
             self.lookup.clip(self.clip, self.weights, gradients)
         self.lookup.update(
-            self.row_optimizer, self.weights, gradients.rows, gradients.sums, self.learning_rate
+            self.row_optimizer, self.weights, gradients.rows, gradients.summed, self.learning_rate
         )
 
     def _table_of_first_bad(self, gradients: RowGradients) -> str:

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "buckets.h"
+#include "gradients.h"
 #include "module.h"
 #include "sort.h"
 
@@ -23,10 +24,10 @@ using Matrix = Array<float, 2>;
 using Numbers = Array<const int64_t, 1>;
 
 // The first arguments of every rule.
-Update make_update(const Matrix& weights, const Numbers& rows, const Array<const float, 2>& gradients,
+Update make_update(const Matrix& weights, const Numbers& rows, const Gradients& gradients,
                    double learning_rate, double weight_decay, int threads) {
     const auto num_rows = static_cast<int64_t>(rows.size()), limit = static_cast<int64_t>(weights.shape(0));
-    require(gradients.shape(0) == rows.size() && gradients.shape(1) == weights.shape(1),
+    require(gradients.num_rows() == num_rows && gradients.width() == static_cast<int64_t>(weights.shape(1)),
             "gradients: must be [rows, width of weights]");
     bool ascends = true;
     for (int64_t u = 1; u < num_rows; ++u) ascends &= rows.data()[u - 1] < rows.data()[u];
@@ -34,7 +35,7 @@ Update make_update(const Matrix& weights, const Numbers& rows, const Array<const
     require(num_rows == 0 || (rows.data()[0] >= 0 && rows.data()[num_rows - 1] < limit), "rows: out of range");
     return {weights.data(),
             rows.data(),
-            gradients.data(),
+            gradients.rows(),
             num_rows,
             static_cast<int64_t>(weights.shape(1)),
             static_cast<float>(learning_rate),
@@ -60,14 +61,14 @@ Corrections corrections_of(double beta) {
     return {table.data(), static_cast<int64_t>(table.size()), beta};
 }
 
-void sgd(const Matrix& weights, const Numbers& rows, const Array<const float, 2>& gradients, double learning_rate,
+void sgd(const Matrix& weights, const Numbers& rows, const Gradients& gradients, double learning_rate,
          double weight_decay, int threads) {
     const Update update = make_update(weights, rows, gradients, learning_rate, weight_decay, threads);
     const nb::gil_scoped_release released;
     kernels().sgd(update);
 }
 
-void rowwise_adagrad(const Matrix& weights, const Numbers& rows, const Array<const float, 2>& gradients,
+void rowwise_adagrad(const Matrix& weights, const Numbers& rows, const Gradients& gradients,
                      double learning_rate, double weight_decay, int threads, const Floats& squares, float eps) {
     const Update update = make_update(weights, rows, gradients, learning_rate, weight_decay, threads);
     require(squares.size() == weights.shape(0), "state: needs one number a row");
@@ -75,7 +76,7 @@ void rowwise_adagrad(const Matrix& weights, const Numbers& rows, const Array<con
     kernels().rowwise_adagrad(update, squares.data(), eps);
 }
 
-void adagrad(const Matrix& weights, const Numbers& rows, const Array<const float, 2>& gradients,
+void adagrad(const Matrix& weights, const Numbers& rows, const Gradients& gradients,
              double learning_rate, double weight_decay, int threads, const Matrix& squares, float eps) {
     const Update update = make_update(weights, rows, gradients, learning_rate, weight_decay, threads);
     require_shape(squares, weights);
@@ -105,7 +106,7 @@ struct TableCorrections {
     }
 };
 
-void adam(const Matrix& weights, const Numbers& rows, const Array<const float, 2>& gradients, double learning_rate,
+void adam(const Matrix& weights, const Numbers& rows, const Gradients& gradients, double learning_rate,
           double weight_decay, int threads, const Matrix& first, const Matrix& second,
           const Array<int64_t, 1>& updates, const Numbers& row_starts, double beta1, double beta2, float eps) {
     const Update update = make_update(weights, rows, gradients, learning_rate, weight_decay, threads);
@@ -119,7 +120,7 @@ void adam(const Matrix& weights, const Numbers& rows, const Array<const float, 2
                             corrections.second.data()});
 }
 
-void partial_rowwise_adam(const Matrix& weights, const Numbers& rows, const Array<const float, 2>& gradients,
+void partial_rowwise_adam(const Matrix& weights, const Numbers& rows, const Gradients& gradients,
                           double learning_rate, double weight_decay, int threads, const Matrix& first,
                           const Floats& second, const Array<int64_t, 1>& updates, const Numbers& row_starts,
                           double beta1, double beta2, float eps) {
@@ -210,7 +211,7 @@ Basis make_basis(const nb::dict& config) {
     return basis;
 }
 
-void basis(const Matrix& weights, const Numbers& rows, const Array<const float, 2>& gradients,
+void basis(const Matrix& weights, const Numbers& rows, const Gradients& gradients,
            double learning_rate, double weight_decay, int threads, const nb::dict& config,
            const std::optional<Matrix>& first, const Matrix& second, const Array<int32_t, 1>& updates,
            const std::optional<Floats>& row_scalar, const std::optional<Array<int64_t, 1>>& table_updates,
@@ -275,7 +276,7 @@ private:
     std::vector<int64_t> starts_, partitions_;
 };
 
-void sm3(const Matrix& weights, const Numbers& rows, const Array<const float, 2>& gradients, double learning_rate,
+void sm3(const Matrix& weights, const Numbers& rows, const Gradients& gradients, double learning_rate,
          double weight_decay, int threads, const Floats& row_maxima, const std::optional<Matrix>& column_maxima,
          const Numbers& row_start, float eps) {
     const Update update = make_update(weights, rows, gradients, learning_rate, weight_decay, threads);
@@ -290,7 +291,7 @@ void sm3(const Matrix& weights, const Numbers& rows, const Array<const float, 2>
                                    {row_maxima.data(), column_maxima->data(), eps, scratch.data()});
 }
 
-void adafactor(const Matrix& weights, const Numbers& rows, const Array<const float, 2>& gradients,
+void adafactor(const Matrix& weights, const Numbers& rows, const Gradients& gradients,
                double learning_rate, double weight_decay, int threads, const Floats& row_average,
                const Matrix& column_average, const std::optional<Array<int32_t, 1>>& row_updates,
                const std::optional<Array<int32_t, 1>>& column_updates, const Numbers& row_start, double decay_power,
@@ -312,7 +313,7 @@ void adafactor(const Matrix& weights, const Numbers& rows, const Array<const flo
                          inverse_roots.data()});
 }
 
-void count_sketch_adam(const Matrix& weights, const Numbers& rows, const Array<const float, 2>& gradients,
+void count_sketch_adam(const Matrix& weights, const Numbers& rows, const Gradients& gradients,
                        double learning_rate, double weight_decay, int threads, const std::optional<Matrix>& first,
                        const Matrix& second, const Array<int64_t, 1>& updates, const Numbers& table_starts,
                        const Numbers& row_start, const Numbers& bucket_start, const Numbers& widths,
@@ -356,6 +357,14 @@ void clip_rows(const Array<const float, 2>& weights, const Numbers& rows, const 
 
 void bind_rules(nb::module_& module) {
     using namespace nb::literals;
+    nb::class_<Gradients>(module, "Gradients")
+        .def(nb::init_implicit<Array<const float, 2>>())
+        .def("tensor", [](nb::handle_t<Gradients> self) {
+            auto& gradients = nb::cast<Gradients&>(self);
+            float* whole = gradients.gather();
+            const size_t shape[] = {static_cast<size_t>(gradients.num_rows()), static_cast<size_t>(gradients.width())};
+            return nb::ndarray<nb::pytorch, float>(whole, 2, shape, self);
+        });
     module.def("sgd", sgd, "weights"_a, "rows"_a, "gradients"_a, "learning_rate"_a, "weight_decay"_a, "threads"_a);
     module.def("rowwise_adagrad", rowwise_adagrad, "weights"_a, "rows"_a, "gradients"_a, "learning_rate"_a,
                "weight_decay"_a, "threads"_a, "squares"_a, "eps"_a);

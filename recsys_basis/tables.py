@@ -106,11 +106,15 @@ def count_partitions(num_ids: int, most: int, min_rows: int) -> int:
 
 @dataclass(frozen=True)
 class TableShard:
-    """Contiguous rows [row_offset, row_offset + num_rows) of ``table``: whole partitions on one rank."""
+    """Contiguous rows [row_offset, row_offset + num_rows) of ``table``: whole partitions on one rank.
+
+    A block of columns is a shard of a narrower table; it begins at ``column_offset`` of the whole one.
+    """
 
     table: Table
     row_offset: int
     num_rows: int
+    column_offset: int = 0
 
     def __post_init__(self) -> None:
         size = self.table.rows_per_partition

@@ -24,6 +24,7 @@ import os
 import signal
 import socket
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -68,6 +69,10 @@ class Contender:
     def stop(self) -> None:
         self._signal(signal.SIGSTOP)
 
+    def kill(self) -> None:
+        for process in self.processes:
+            process.kill()
+
     def measure(self, seconds: float) -> tuple[float, float]:
         """Rows a second in the next ``seconds``, from the end of a step to the end of a step: of a clock on
         the wall, and of processor time."""
@@ -95,6 +100,20 @@ class Contender:
     def _signal(self, number: signal.Signals) -> None:
         for process in self.processes:
             os.kill(process.pid, number)
+
+
+def start_all(
+    contenders: list[Contender], size: int, data: Path, place: Path, settings: Sequence[str]
+) -> None:
+    """Add all contenders, stopped, for B = ``size``; the first is the one rank."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["recsys_basis.training.loop"])
+    runs = [("one rank", 1, size, SHARDINGS[0])]
+    runs += [("weak", 2, 2 * size, sharding) for sharding in SHARDINGS]
+    runs += [("strong", 2, size, sharding) for sharding in SHARDINGS]
+    for scaling, ranks, batch, sharding in runs:
+        contenders.append(Contender(scaling, sharding, ranks, batch, context.RawArray("d", MOST_STEPS)))
+        start(context, data, place / f"{size}-{scaling}-{sharding}", contenders[-1], settings)
 
 
 def start(context: Any, data: Path, folder: Path, contender: Contender, settings: Sequence[str]) -> None:
@@ -212,26 +231,20 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=600_000, help="of the synthetic log")
     parser.add_argument("settings", nargs="*", help="overrides of the training config, for all contenders")
     options = parser.parse_args()
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["recsys_basis.training.loop"])
+    # What ends this process must end those that it has stopped, which nothing else would.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     rows: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as place:
         data = make_data(Path(place), options.rows)
         for size in map(int, options.batches.split(",")):
-            runs = [("one rank", 1, size, SHARDINGS[0])]
-            runs += [("weak", 2, 2 * size, sharding) for sharding in SHARDINGS]
-            runs += [("strong", 2, size, sharding) for sharding in SHARDINGS]
-            contenders = []
-            for scaling, ranks, batch, sharding in runs:
-                ends = context.RawArray("d", MOST_STEPS)
-                contenders.append(Contender(scaling, sharding, ranks, batch, ends))
-                folder = Path(place) / f"{size}-{scaling}-{sharding}"
-                start(context, data, folder, contenders[-1], options.settings)
-            rates = [[each.measure(options.slice) for each in contenders] for _ in range(options.rounds)]
+            contenders: list[Contender] = []
+            try:
+                start_all(contenders, size, data, Path(place), options.settings)
+                rates = [[each.measure(options.slice) for each in contenders] for _ in range(options.rounds)]
+            finally:
+                for contender in contenders:
+                    contender.kill()
             rows += report(contenders, list(map(list, zip(*rates, strict=True))), size)
-            for contender in contenders:
-                for process in contender.processes:
-                    process.kill()
             if options.output:
                 write_rows(rows, options.output)
 

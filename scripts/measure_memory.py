@@ -49,7 +49,7 @@ def measure(rule: str, rows_per_table: int) -> dict[str, object]:
             for start in range(0, rows_per_table, shape.batch_size):
                 contender.step(batch_of(shape, start))
             growth = peak_memory_bytes() - before
-    weights = sum(weight_bytes(table) for table in trainable.tables)
+    weights = sum(weight_bytes(trainable.config.embedding, table) for table in trainable.tables)
     state = sum(table_state_bytes(config.row_optimizer, table) for table in trainable.tables)
     return {
         "rule": rule,

@@ -14,4 +14,5 @@ cmake --build build/sanitize
 # RECSYS_KERNELS names the folder of the module to load in place of the installed one.
 LD_PRELOAD="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libstdc++.so)" \
   ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 RECSYS_KERNELS="$PWD/build/sanitize" \
-  "$python" -m pytest tests/kernels tests/embeddings/test_bags.py "$@"
+  "$python" -m pytest tests/kernels tests/embeddings/test_bags.py tests/embeddings/test_weights.py \
+  tests/row_optimizers/test_storage.py tests/dense_optimizers/test_balanced_kernel.py "$@"

@@ -31,6 +31,7 @@ def layout_of(trainable: Trainable) -> dict[str, Any]:
         "tables": tables,
         "model": config["model"],
         "pooling": config["embedding"]["pooling"],
+        "weight_dtype": config["embedding"]["weight_dtype"],
         # C++ and plain PyTorch keep the same state: a run may go on with the other.
         "kernel": "fbgemm" if config["embedding"]["kernel"] == "fbgemm" else "recsys_basis",
         "row_optimizer": usual,

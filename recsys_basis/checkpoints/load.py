@@ -19,8 +19,10 @@ from recsys_basis.checkpoints.state import set_tensors, tensors_in_place, tensor
 from recsys_basis.ingest.manifest import Manifest
 from recsys_basis.ingest.vocabulary import vocabulary_digest
 from recsys_basis.row_optimizers.base import TableState
+from recsys_basis.row_optimizers.basis import BasisConfig
 from recsys_basis.tables import Table
 from recsys_basis.training.build import Trainable
+from recsys_basis.training.spec import TrainConfig
 
 START = Progress(step=0, epoch=0, batch=0, evaluated_step=-1)
 
@@ -134,10 +136,21 @@ def _refuse_other_model(
     found = list(differences(record.layout | saved, layout | wanted))
     if found:
         lines = [f"  {key} = {was!r}, this run has {now!r}" for key, was, now in found]
+        solved = any(key.endswith(("rows_per_bucket", "head_bucket_share")) for key, _, _ in found)
+        if solved and _has_budget(trainable.config):
+            lines.append(
+                "state_budget is solved for the sizes of the tables, which are others now: in its place give "
+                "these keys' saved values (row_optimizer.state_budget=null, tables in table_row_optimizers)"
+            )
         raise CheckpointError(
             "\n".join([f"{path} is of another model; it was saved with", *lines])
             + "\nmake the config agree, or start anew with resume=never and another output_dir"
         )
+
+
+def _has_budget(config: TrainConfig) -> bool:
+    sections = (config.row_optimizer, *(config.table_row_optimizers or {}).values())
+    return any(isinstance(each, BasisConfig) and each.state_budget is not None for each in sections)
 
 
 def _refuse_damaged(path: Path, record: Record) -> None:

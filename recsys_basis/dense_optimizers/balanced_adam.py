@@ -17,8 +17,11 @@ stays Adam's, and the first step after the phase is Adam continued from the stat
 function does it. The same holds for rebalancing (``balanced_rebalancing.py``), off by default. All of it is
 a function of the gradients, so ranks that hold the same gradients stay the same.
 
+Steps 3 to 5 are passes over memory, many in PyTorch and two or three in C++ (``kernel``); step 1 is always
+torch's, so that M and V are Adam's to the bit.
+
 Where ours differs from torch.optim.Adam: half-precision parameters have float32 state; betas are floats;
-``fused`` and ``differentiable`` are not offered, since their kernels cannot read a changed V.
+``fused`` and ``differentiable`` are not offered, since torch's kernels cannot read a changed V.
 """
 
 from __future__ import annotations
@@ -31,12 +34,14 @@ from torch.optim import Adam
 from torch.optim.adam import adam
 from torch.optim.optimizer import ParamsT
 
-from recsys_basis.dense_optimizers.balanced_masking import MaskedEntry, mask_flipping, mask_small
+from recsys_basis.dense_optimizers.balanced_kernel import Kernel
+from recsys_basis.dense_optimizers.balanced_masking import MaskedEntry, Masks
+from recsys_basis.dense_optimizers.balanced_moving import Move, move
 from recsys_basis.dense_optimizers.balanced_pruning import keep_components
-from recsys_basis.dense_optimizers.balanced_rebalancing import end_rebalancing, rebalance
-from recsys_basis.dense_optimizers.balanced_scaling import channel_scale, cluster_scales
+from recsys_basis.dense_optimizers.balanced_rebalancing import end_rebalancing, window_factor
+from recsys_basis.dense_optimizers.balanced_scaling import clipped_scale, cluster_scales, deviations
 from recsys_basis.dense_optimizers.balanced_settings import BalancedSettings
-from recsys_basis.dense_optimizers.balanced_signs import count_flips, forget_flips
+from recsys_basis.dense_optimizers.balanced_signs import forget_flips, sign_counters
 from recsys_basis.dense_optimizers.stepping import (
     Closure,
     ParameterGroup,
@@ -46,7 +51,6 @@ from recsys_basis.dense_optimizers.stepping import (
     float32_parameters,
     refuse_sparse_gradients,
     restore_state_dtypes,
-    subtract_ratios,
 )
 from recsys_basis.schema import parse_section
 
@@ -77,6 +81,7 @@ class BalancedAdam(Adam):
         amsgrad: bool = False,
         *,
         decoupled: bool = False,
+        kernel: Kernel = "auto",
         early_steps: int = 50,
         group_scaling: bool = True,
         groups: Literal["module", "cluster"] = "module",
@@ -104,6 +109,7 @@ class BalancedAdam(Adam):
             "kind": "other",
             "group_scale": 1.0,
             "steps_taken": 0,
+            "kernel": kernel,
             "early_steps": early_steps,
             "group_scaling": group_scaling,
             "groups": groups,
@@ -157,11 +163,16 @@ class BalancedAdam(Adam):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Also takes a state of torch's Adam or AdamW over the same groups; phases go by Adam's ``step``."""
+        """Also takes a state of torch's Adam or AdamW over the same groups; phases go by Adam's ``step``.
+
+        ``kernel`` stays as this optimizer has it: what computes is no part of a state.
+        """
         groups = state_dict["param_groups"]
         if len(groups) == len(self.param_groups):
             own = [{**group, "steps_taken": 0} for group in self.param_groups]
-            groups = [{**ours, **theirs} for ours, theirs in zip(own, groups, strict=True)]
+            groups = [
+                {**ours, **theirs, "kernel": ours["kernel"]} for ours, theirs in zip(own, groups, strict=True)
+            ]
         super().load_state_dict({**state_dict, "param_groups": groups})
         restore_state_dtypes(self, state_dict)
 
@@ -188,7 +199,7 @@ class BalancedAdam(Adam):
     def _move(
         self, group: ParameterGroup, tensors: _GroupTensors, cluster_scales: dict[Tensor, Tensor]
     ) -> None:
-        """Step 5 of the module for a group.
+        """Steps 2 to 5 of the module for a group.
 
         One parameter after the other, so that its intermediate values are still in the cache when they are
         read, and their memory is free when the next parameter needs some.
@@ -202,53 +213,43 @@ class BalancedAdam(Adam):
             bias_corrections(beta2, tensors.steps),
             strict=True,
         ):
-            read = self._read(group, parameter, first, second, cluster_scales)
-            root = read.root.mul_((read.scale * (read.factor / correction2)) ** 0.5).add_(group["eps"])
-            subtract_ratios([parameter], [read.first], [root], group["lr"] / correction1)
+            assert parameter.grad is not None
+            scale, rate = 1.0 / correction2, group["lr"] / correction1
+            adams = Move(parameter, parameter.grad, first, second, scale, rate, group["eps"])
+            move(self._balance(group, adams, cluster_scales.get(parameter)), group["kernel"])
 
-    def _read(
-        self,
-        group: ParameterGroup,
-        parameter: Tensor,
-        first: Tensor,
-        second: Tensor,
-        cluster_scales: dict[Tensor, Tensor],
-    ) -> _Read:
-        """Steps 2 to 4 of the module for one parameter."""
-        state, gradient, time = self.state[parameter], parameter.grad, group["steps_taken"]
-        assert gradient is not None
+    def _balance(self, group: ParameterGroup, adams: Move, cluster_scale: Tensor | None) -> Move:
+        """Adam's move of a parameter, with what steps 2 to 4 of the module or rebalancing change about it."""
+        state, gradient = self.state[adams.weights], adams.gradient
         if _is_rebalancing(group):
-            factor = _rebalancing_factor(group, state, gradient)
-            return _Read(first, second.sqrt() if factor is None else (second * factor).sqrt_())
-        if group["kept_components"] is not None and second.dim() >= 2:
-            second = keep_components(second, group["kept_components"])
-        if group["masking"] and time <= group["mask_steps"]:
-            first, root = mask_small(first, second, group["mask_threshold"], group["masked_entry"])
-            first = mask_flipping(first, count_flips(state, gradient), group["mask_flips"])
-        else:
-            root = second.sqrt()
-        if "measured_scale" in state:
-            scale = state["measured_scale"]
-        else:
-            scale = _measured_scale(group, gradient, cluster_scales.get(parameter))
-        if group["statistics"] == "freeze" and isinstance(scale, Tensor):
-            state["measured_scale"] = scale
-        return _Read(first, root, group["group_scale"] if group["group_scaling"] else 1.0, scale)
+            factors = _window_factor(group, state, gradient)
+            return adams._replace(factors=factors, counters=sign_counters(state, adams.weights))
+        masks = _masks(group)
+        return adams._replace(
+            second=_pruned(group, adams.second),
+            masks=masks,
+            counters=sign_counters(state, adams.weights) if masks else None,
+            scale=adams.scale * (group["group_scale"] if group["group_scaling"] else 1.0),
+            measured_scale=_measured_scale(group, state, gradient, cluster_scale),
+        )
 
     def _cluster_scales(self) -> dict[Tensor, Tensor]:
         """The cluster scale of each parameter that needs one in this step; kinds reach over groups."""
-        members = [
-            (parameter, group["kind"])
-            for group in self.param_groups
+        members = {
+            parameter: group
+            for group in sorted(self.param_groups, key=lambda group: group["kind"])
             if group["group_scaling"] and group["groups"] == "cluster"
             if group["steps_taken"] < group["early_steps"]
             for parameter in group["params"]
             if parameter.grad is not None and parameter.numel() > 1  # one entry has no deviation
-        ]
-        if all("measured_scale" in self.state.get(parameter, {}) for parameter, _ in members):
+        }
+        if all("measured_scale" in self.state.get(parameter, {}) for parameter in members):
             return {}
-        scales = cluster_scales([each.grad for each, _ in members], [kind for _, kind in members])
-        return {parameter: scale for (parameter, _), scale in zip(members, scales, strict=True)}
+        measured = deviations(
+            [each.grad for each in members], [group["kernel"] for group in members.values()]
+        )
+        scales = cluster_scales(measured, [group["kind"] for group in members.values()])
+        return dict(zip(members, scales.unbind(), strict=True))
 
     def _free_finished(self, group: ParameterGroup) -> None:
         """Drop the counters and frozen scales of a phase that ends with this step."""
@@ -277,19 +278,6 @@ class _GroupTensors(NamedTuple):
     """t, 0-d float32."""
 
 
-class _Read(NamedTuple):
-    """What step 5 of the module reads of one parameter."""
-
-    first: Tensor
-    """M'."""
-    root: Tensor
-    """sqrt(V'), in memory of its own."""
-    factor: float = 1.0
-    """group_scale."""
-    scale: float | Tensor = 1.0
-    """The measured scale, of a shape that broadcasts to V'; c is factor x scale."""
-
-
 def _is_early(group: ParameterGroup) -> bool:
     parts = (group["group_scaling"], group["dimension_scaling"], group["masking"], group["kept_components"])
     return group["steps_taken"] <= group["early_steps"] and any(parts)
@@ -299,20 +287,42 @@ def _is_rebalancing(group: ParameterGroup) -> bool:
     return group["rebalancing"] and group["rebalance_start"] < group["steps_taken"] <= group["rebalance_end"]
 
 
-def _measured_scale(group: ParameterGroup, gradient: Tensor, cluster_scale: Tensor | None) -> float | Tensor:
-    """clip(cluster scale x channel scale). Dimension 0 of an embedding counts ids: no channel scale."""
-    scale: float | Tensor = 1.0 if cluster_scale is None else cluster_scale
+def _pruned(group: ParameterGroup, second: Tensor) -> Tensor:
+    share = group["kept_components"]
+    return second if share is None or second.dim() < 2 else keep_components(second, share)
+
+
+def _masks(group: ParameterGroup) -> Masks | None:
+    if not group["masking"] or group["steps_taken"] > group["mask_steps"]:
+        return None
+    return Masks(group["mask_threshold"], group["mask_flips"], group["masked_entry"])
+
+
+def _measured_scale(
+    group: ParameterGroup, state: dict[str, Any], gradient: Tensor, cluster_scale: Tensor | None
+) -> float | Tensor:
+    """clip(cluster scale x channel scale), or what ``state`` keeps of it.
+
+    Dimension 0 of an embedding counts ids: no channel scale.
+    """
+    if "measured_scale" in state:
+        return state["measured_scale"]
+    limit = group["scale_limit"]
     if group["dimension_scaling"] and gradient.dim() >= 2 and group["kind"] != "embedding":
-        scale = channel_scale(gradient) * scale
-    if isinstance(scale, Tensor):
-        scale = scale.clamp(1.0 / group["scale_limit"], group["scale_limit"])
+        scale = clipped_scale(gradient, cluster_scale, limit, group["kernel"])
+    elif cluster_scale is not None:
+        scale = cluster_scale.clamp(1.0 / limit, limit)
+    else:
+        return 1.0
+    if group["statistics"] == "freeze":
+        state["measured_scale"] = scale
     return scale
 
 
-def _rebalancing_factor(group: ParameterGroup, state: dict[str, Any], gradient: Tensor) -> Tensor | None:
-    return rebalance(
+def _window_factor(group: ParameterGroup, state: dict[str, Any], gradient: Tensor) -> Tensor | None:
+    return window_factor(
         state,
-        gradient,
+        gradient.dtype,
         steps_done=group["steps_taken"] - group["rebalance_start"] - 1,
         window=group["rebalance_window"],
         most_flips=group["rebalance_flips"],

@@ -12,13 +12,21 @@ denominator would throw such an entry far away, so what a masked entry does is s
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
 from recsys_basis.dense_optimizers.balanced_signs import MAX_COUNTED_STEPS
 
 MaskedEntry = Literal["floor", "hold"]
+
+
+class Masks(NamedTuple):
+    """The masks of a step, as ``BalancedSettings`` explains them."""
+
+    threshold: float
+    most_flips: int
+    entry: MaskedEntry
 
 
 def mask_small(

@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recsys_basis.dense_optimizers.balanced_signs import count_flips, forget_flips
+from recsys_basis.dense_optimizers.balanced_signs import forget_flips
 
 
-def rebalance(
+def window_factor(
     state: dict[str, Any],
-    gradient: Tensor,
+    dtype: torch.dtype,
     steps_done: int,
     window: int,
     most_flips: int,
@@ -34,17 +34,17 @@ def rebalance(
 ) -> Tensor | None:
     """Factor on V, of the gradient's shape; None in the first window, which has none before it to go by.
 
-    steps_done: steps of the rebalancing phase before this one. Call once a step: it counts the gradient's
-    flips, and keeps the factor of the last whole window as ``window_factor`` in ``state``. A parameter
-    without a gradient in the step that opens a window goes on with the window before it.
+    steps_done: steps of the rebalancing phase before this one. Call once a step, before the gradient's flips
+    are counted in ``state``, which also keeps the factor of the last whole window. A parameter without a
+    gradient in the step that opens a window goes on with the window before it.
     """
     if steps_done % window == 0 and "num_flips" in state:
         flips = state["num_flips"]
-        factor = torch.ones_like(gradient)
-        factor.masked_fill_(flips == 0, steady_factor)
-        state["window_factor"] = factor.masked_fill_(flips > most_flips, flipping_factor)
+        steady = (1 - flips).clamp_(min=0).to(dtype)
+        flipping = (flips - most_flips).clamp_(0, 1).to(dtype)
+        factor = steady.mul_(steady_factor - 1.0).add_(flipping, alpha=flipping_factor - 1.0).add_(1.0)
+        state["window_factor"] = factor  # in arithmetic, as count_flips
         flips.zero_()
-    count_flips(state, gradient)
     return state.get("window_factor")
 
 

@@ -6,12 +6,33 @@ step is eta M^ / (sqrt(c V^) + eps): c > 1 makes it smaller, by 1 / sqrt(c), and
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from recsys_basis.dense_optimizers.balanced_kernel import Kernel, uses_cpp
+from recsys_basis.kernels.extension import load
+
+
+def clipped_scale(gradient: Tensor, cluster_scale: Tensor | None, limit: float, kernel: Kernel) -> Tensor:
+    """Channel scale [C, 1, ...] times cluster scale, within [1 / limit, limit]."""
+    if uses_cpp(kernel, gradient):
+        scale = gradient.new_empty(len(gradient), *[1] * (gradient.dim() - 1))
+        load().balanced_adam_scales(
+            gradient.data_ptr(),
+            1.0 if cluster_scale is None else cluster_scale.item(),
+            limit,
+            scale.data_ptr(),
+            len(gradient),
+            gradient[0].numel(),
+            torch.get_num_threads(),
+        )
+        return scale
+    scale = channel_scale(gradient)
+    return (scale if cluster_scale is None else scale * cluster_scale).clamp(1.0 / limit, limit)
 
 
 def channel_scale(gradient: Tensor) -> Tensor:
@@ -21,52 +42,48 @@ def channel_scale(gradient: Tensor) -> Tensor:
     noisier gradient steps less; one without deviation has scale 0, which the caller bounds. Where no
     channel deviates (all zero, or fan-in 1) the scale is 1.
     """
-    deviations = _centred_norm(gradient, tuple(range(1, gradient.dim())))
-    return _over_mean(deviations, deviations.mean())
+    norms = _centred_norm(gradient, tuple(range(1, gradient.dim())))
+    return _over_mean(norms, norms.mean())
 
 
-def cluster_scales(gradients: Sequence[Tensor], kinds: Sequence[str]) -> list[Tensor]:
-    """0-d scale of each parameter: the mean deviation of its cluster over that of its kind.
+def deviations(gradients: Sequence[Tensor], kernels: Sequence[Kernel]) -> Tensor:
+    """[n]: the standard deviation of all entries of each gradient; C++ takes all or none."""
+    if all(uses_cpp(kernel, each) for each, kernel in zip(gradients, kernels, strict=True)):
+        deviation = load().deviation
+        return gradients[0].new_tensor([deviation(each.data_ptr(), each.numel()) for each in gradients])
+    norms = [_centred_norm(each, tuple(range(each.dim()))).squeeze() for each in gradients]
+    return torch.stack([norm / math.sqrt(each.numel()) for norm, each in zip(norms, gradients, strict=True)])
 
-    The parameters of a kind are split in two by the logarithm of their gradient's standard deviation
-    (``split_in_two``), into a quiet and a noisy half; the noisy half steps less.
+
+def cluster_scales(deviations: Tensor, kinds: Sequence[str]) -> Tensor:
+    """[n], scale of each parameter: the mean deviation of its cluster over that of its kind.
+
+    The parameters of a kind are split in two by the logarithm of their gradients' deviations [n]
+    (``split_in_two``), into a quiet and a noisy half; the noisy half steps less. ``kinds`` are in order.
     """
-    members: dict[str, list[int]] = defaultdict(list)
-    for index, kind in enumerate(kinds):
-        members[kind].append(index)
-    scales: dict[int, Tensor] = {}
-    for indices in members.values():
-        deviations = torch.stack([_deviation(gradients[index]) for index in indices])
-        noisy = split_in_two(deviations.clamp(min=torch.finfo(torch.float32).tiny).log())
-        mean_noisy = (deviations * noisy).sum() / noisy.sum()
-        mean_quiet = (deviations * ~noisy).sum() / (~noisy).sum().clamp(min=1)
-        of_kind = _over_mean(torch.where(noisy, mean_noisy, mean_quiet), deviations.mean())
-        scales.update(zip(indices, of_kind.unbind(), strict=True))
-    return [scales[index] for index in range(len(gradients))]
+    sizes = [len(list(members)) for _, members in itertools.groupby(kinds)]
+    akin = torch.block_diag(*[deviations.new_ones(size, size) for size in sizes])  # [n, n]: 1 within a kind
+    noisy = split_in_two(deviations.clamp(min=torch.finfo(torch.float32).tiny).log(), akin)
+    joined = akin * (noisy == noisy.unsqueeze(1))  # [n, n]: 1 within a cluster
+    return _over_mean(joined @ deviations / joined.sum(1), akin @ deviations / akin.sum(1))
 
 
-def split_in_two(values: Tensor) -> Tensor:
-    """bool [n]: True for the upper cluster of the best 2-means split of ``values`` [n]; all True for n = 1.
+def split_in_two(values: Tensor, akin: Tensor) -> Tensor:
+    """bool [n]: True for the upper cluster of the best 2-means split of each kind's share of ``values`` [n].
 
-    On a line both clusters are runs of the sorted values, so the best of the n - 1 cuts is the exact
-    optimum of k-means, with no random start: sum of squares around the means is least where S_low^2 / n_low
-    + S_high^2 / n_high is largest.
+    akin [n, n] is 1 where two are of one kind, else 0; all kinds are split at once. Equal values stay
+    together, on either side.
+
+    On a line the clusters lie below and above a cut, so trying each value as the last below gives the exact
+    optimum of k-means, with no random start: sum of squares around the means is least where S^2 / n of
+    below plus that of above is largest. Of centred values S_below = -S_above.
     """
-    if values.numel() == 1:
-        return torch.ones_like(values, dtype=torch.bool)
-    ordered, order = (values.double() - values.double().mean()).sort(stable=True)
-    num_low = torch.arange(1, len(ordered), device=values.device)
-    sum_low = ordered.cumsum(0)[:-1]
-    sum_high = ordered.sum() - sum_low
-    cut = (sum_low.square() / num_low + sum_high.square() / (len(ordered) - num_low)).argmax()
-    upper = torch.empty_like(values, dtype=torch.bool)
-    upper[order] = torch.arange(len(ordered), device=values.device) > cut
-    return upper
-
-
-def _deviation(values: Tensor) -> Tensor:
-    """Standard deviation of all entries, 0-d."""
-    return _centred_norm(values, tuple(range(values.dim()))).squeeze() / math.sqrt(values.numel())
+    count = akin.sum(1)
+    centred = values - akin @ values / count
+    above = akin * (centred > centred.unsqueeze(1))  # [n, n]: row i is the split after value i
+    num_above = above.sum(1)
+    gain = (above @ centred).square() / (num_above * (count - num_above)).clamp(min=1.0)
+    return centred > centred.take((akin * gain).argmax(1))
 
 
 def _centred_norm(values: Tensor, axes: tuple[int, ...]) -> Tensor:

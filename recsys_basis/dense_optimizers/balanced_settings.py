@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from recsys_basis.dense_optimizers.balanced_kernel import Kernel
 from recsys_basis.dense_optimizers.balanced_signs import MAX_COUNTED_STEPS
 from recsys_basis.schema import Section
 
@@ -17,6 +18,8 @@ Factor = Annotated[float, Field(gt=0.0)]
 class BalancedSettings(Section):
     """What ``BalancedAdam`` does beyond Adam; each may differ from parameter group to parameter group."""
 
+    kernel: Kernel
+    """What computes the phases below: C++, plain PyTorch, or auto, see ``balanced_kernel.py``."""
     early_steps: StepCount
     """Length of the early phase in steps; 0 is Adam."""
     group_scaling: bool

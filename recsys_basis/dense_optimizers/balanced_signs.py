@@ -6,7 +6,7 @@ kept in the optimizer's state of the parameter while somebody counts: ``last_sig
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,23 +15,33 @@ MAX_COUNTED_STEPS = 127
 """Flips are counted in one byte, so over at most this many steps."""
 
 
-def count_flips(state: dict[str, Any], gradient: Tensor) -> Tensor:
-    """Enter ``gradient`` into the counters of ``state``; returns the flips so far, int8, itself state.
+class SignCounters(NamedTuple):
+    """Of one parameter, in its shape, int8; both are its state."""
+
+    last_sign: Tensor
+    """Of the last non-zero gradient; 0 before the first."""
+    num_flips: Tensor
+
+
+def sign_counters(state: dict[str, Any], parameter: Tensor) -> SignCounters:
+    """The counters in ``state``, put there if missing."""
+    for name in SignCounters._fields:
+        if name not in state:
+            state[name] = torch.zeros_like(parameter, dtype=torch.int8)
+    return SignCounters(state["last_sign"], state["num_flips"])
+
+
+def count_flips(counters: SignCounters, gradient: Tensor) -> None:
+    """Enter ``gradient``.
 
     In arithmetic on small integers: comparisons and selections are many times slower on a CPU.
     """
     sign = gradient.sign().to(torch.int8)
-    if "num_flips" not in state:
-        state["last_sign"] = sign
-        state["num_flips"] = torch.zeros_like(sign)
-        return state["num_flips"]
-    last_sign, num_flips = state["last_sign"], state["num_flips"]
-    num_flips -= (last_sign * sign).clamp_(max=0)  # -1 where the signs differ
-    last_sign.add_(sign, alpha=2).clamp_(-1, 1)  # a zero leaves the last sign
-    return num_flips
+    counters.num_flips.sub_((counters.last_sign * sign).clamp_(max=0))  # -1 where the signs differ
+    counters.last_sign.add_(sign, alpha=2).clamp_(-1, 1)  # a zero leaves the last sign
 
 
 def forget_flips(state: dict[str, Any]) -> None:
     """Free the counters."""
-    for name in ("last_sign", "num_flips"):
+    for name in SignCounters._fields:
         state.pop(name, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -53,10 +54,10 @@ def create_dense_optimizer(
             f"dense_optimizer {config.name}: the model has no dense parameter that needs a gradient"
         )
     optimizer_type, arguments = _type_and_arguments(config)
+    no_decay = config.no_decay if _weight_decay(optimizer_type, arguments) else ()
     if isinstance(config, BalancedAdamConfig):
-        groups = _balanced_groups(config, model, trained, _no_decay(config, arguments))
+        groups = _balanced_groups(config, model, trained, no_decay)
     else:
-        no_decay = _no_decay(config, arguments)
         groups = group_parameters(
             trained, lambda name, _: {"weight_decay": 0.0} if matches(name, no_decay) else {}
         )
@@ -120,9 +121,10 @@ def _adam_arguments(
     }
 
 
-def _no_decay(config: DenseOptimizerConfig, arguments: Mapping[str, Any]) -> Sequence[str]:
-    """Patterns that split the groups; none where there is no decay to leave out."""
-    return config.no_decay if arguments.get("weight_decay") else ()
+def _weight_decay(optimizer_type: type[Optimizer], arguments: Mapping[str, Any]) -> Any:
+    """What decay the class is given, or has unasked; None where it has no such argument."""
+    own = inspect.signature(optimizer_type).parameters.get("weight_decay")
+    return arguments.get("weight_decay", None if own is None else own.default)
 
 
 def _balanced_groups(
@@ -160,6 +162,9 @@ def _import_optimizer(target: str) -> type[Optimizer]:
         raise ConfigError(f"{key}: {module_name} has no {class_name}") from None
     if not (isinstance(found, type) and issubclass(found, Optimizer)):
         raise ConfigError(f"{key}: is not a subclass of torch.optim.Optimizer")
+    closure = inspect.signature(found.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ConfigError(f"{key}: its step needs a closure, which training has not; choose another")
     return found
 
 

@@ -66,7 +66,7 @@ class ShardReading:
 def read_shards(watch: Watch, buckets: list[ShardBuckets]) -> Iterator[ShardReading]:
     """A reading of each shard of the watched bags; ``buckets`` is empty for a rule without them."""
     optimizer = watch.bags.row_optimizer
-    change = watch.bags.weights.index_select(0, watch.rows) - watch.before
+    change = watch.bags.stored.read(watch.rows) - watch.before
     weights, updates = _sums_of_squares(watch.before), _sums_of_squares(change)
     starts = torch.tensor([*optimizer.row_starts, optimizer.num_rows], device=watch.rows.device)
     bounds = torch.searchsorted(watch.rows, starts).tolist()

@@ -13,12 +13,12 @@ class Watch:
     def __init__(self, bags: RowOptimizedEmbeddingBags) -> None:
         self.bags = bags
         self.rows = torch.zeros(0, dtype=torch.int64, device=bags.weights.device)
-        self.before = bags.weights[:0]
+        self.before = bags.stored.read(self.rows)
         bags.observer = self.see
 
     def see(self, rows: torch.Tensor) -> None:
         """Called with the distinct ``rows``, before they change."""
-        self.rows, self.before = rows, self.bags.weights.index_select(0, rows)
+        self.rows, self.before = rows, self.bags.stored.read(rows)
 
     def end(self) -> None:
         """Let go of the bags."""

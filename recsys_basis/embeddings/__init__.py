@@ -1,6 +1,7 @@
 """Sparse ids to pooled vectors, sharded over ranks, updated inside backward.
 
 bags.py      our table-batched embedding bags: lookup, duplicates summed, row optimizer
+weights.py   a group's weights, in as many bits as wanted
 features.py  the features of a group, and the bags of a batch
 torch_lookup.py, cpp_lookup.py    lookup, sums of duplicates and update: in plain PyTorch, by C++ kernels
 choice.py    which of them runs

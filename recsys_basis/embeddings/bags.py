@@ -17,10 +17,12 @@ from torch import nn
 from recsys_basis.embeddings.features import Features, Pooling, RowGradients
 from recsys_basis.embeddings.operators import lookup, lookup_and_update, lookup_of, number_of
 from recsys_basis.embeddings.replicas import mean_over_replicas
-from recsys_basis.embeddings.spec import BagsKernel
+from recsys_basis.embeddings.spec import BagsKernel, WeightDtype
+from recsys_basis.embeddings.weights import Weights
 from recsys_basis.errors import NonFiniteError
 from recsys_basis.row_optimizers import create_row_optimizer
-from recsys_basis.row_optimizers.base import RowOptimizerConfig
+from recsys_basis.row_optimizers.base import RowOptimizerConfig, State
+from recsys_basis.row_optimizers.storage import DTYPES
 from recsys_basis.tables import TableShard
 
 
@@ -37,6 +39,8 @@ class RowOptimizedEmbeddingBags(nn.Module):
                         taken first
     kernel              "torch", or "cpp": the compiled kernels, on a CPU, for rules that have one
     replicas            ranks that hold the same rows, whose gradients are averaged before the update
+    weight_dtype        how weights are kept; bags are summed and rows updated in float32, then rounded
+                        stochastically (recsys_basis.row_optimizers.storage)
 
     ``learning_rate`` is read at each update; set it before backward.
     """
@@ -51,6 +55,7 @@ class RowOptimizedEmbeddingBags(nn.Module):
         device: torch.device | str = "cpu",
         kernel: BagsKernel = "torch",
         replicas: dist.ProcessGroup | None = None,
+        weight_dtype: WeightDtype = "float32",
     ) -> None:
         super().__init__()
         self.row_optimizer = create_row_optimizer(row_optimizer, shards, device)
@@ -58,12 +63,20 @@ class RowOptimizedEmbeddingBags(nn.Module):
         self.hold_gradients = hold_gradients
         self.replicas = replicas
         self.held: RowGradients | None = None
+        self.fault: str | None = None
+        """Why backward has left rows as they were: set there, taken by whoever answers for it. Raised in
+        backward itself it would leave other ranks waiting in theirs."""
         self.observer: Callable[[torch.Tensor], None] | None = None
         """Sees the distinct rows of each update before they change (recsys_basis.diagnostics)."""
         self.clip = row_optimizer.clip
         self.embedding_dim = self.row_optimizer.embedding_dim
         # A plain tensor: as a Parameter it would ask autograd for a gradient of table size.
-        self.weights = torch.empty(self.row_optimizer.num_rows, self.embedding_dim, device=device)
+        self.weights = torch.empty(
+            self.row_optimizer.num_rows, self.embedding_dim, dtype=DTYPES[weight_dtype], device=device
+        )
+        self.stored = Weights(self.weights, shards)
+        if weight_dtype != "float32":  # with the rule's own state into checkpoints
+            self.row_optimizer.state["weight_updates"] = State(self.stored.updates.count, "table")
         self.features = Features.of(shards, self.row_optimizer.row_starts, shard_of_feature, pooling, device)
         self.kernel = kernel
         self.lookup = lookup_of(kernel, self.features)
@@ -84,8 +97,11 @@ class RowOptimizedEmbeddingBags(nn.Module):
 
         indices [L] int32 or int64, rows within each table shard, feature-major; offsets [F * B + 1];
         per_sample_weights [L] float32 or None. Raises IndexError naming table and row if a row is out
-        of range; nothing has changed then.
+        of range; nothing has changed then. Raises NonFiniteError if nobody has taken the ``fault`` of the
+        backward before.
         """
+        if self.fault is not None:
+            raise NonFiniteError(self.fault)
         indices, offsets = indices.contiguous(), offsets.long()
         if per_sample_weights is not None:
             per_sample_weights = per_sample_weights.contiguous()
@@ -96,15 +112,20 @@ class RowOptimizedEmbeddingBags(nn.Module):
         return lookup(self.weights, indices, offsets, per_sample_weights, *of_features, self.kernel)
 
     def receive(self, gradients: RowGradients) -> None:
-        """Take one summed gradient for each distinct row; update now, or hold."""
-        if not gradients.finite:
-            raise NonFiniteError(f"table {self._table_of_first_bad(gradients)}: non-finite gradient")
+        """Take one summed gradient for each distinct row; update now, or hold; a ``fault`` if not finite."""
         if self.replicas is not None:
             gradients = mean_over_replicas(gradients, self.row_optimizer.num_rows, self.replicas)
-        if self.hold_gradients:
+        if not gradients.finite:
+            self.fault = f"table {self._table_of_first_bad(gradients)}: non-finite gradient"
+        elif self.hold_gradients:
             self.held = replace(gradients, summed=gradients.sums)  # whatever becomes of the batch's memory
         else:
             self._update(gradients)
+
+    def take_fault(self) -> str | None:
+        """The fault of the last backward, which the caller answers for from now on."""
+        fault, self.fault = self.fault, None
+        return fault
 
     def apply_held(self) -> None:
         """Apply the gradients that backward held, if any."""
@@ -127,9 +148,9 @@ class RowOptimizedEmbeddingBags(nn.Module):
         if self.observer is not None:
             self.observer(gradients.rows)
         if self.clip.is_on:
-            self.lookup.clip(self.clip, self.weights, gradients)
+            self.lookup.clip(self.clip, self.stored, gradients)
         self.lookup.update(
-            self.row_optimizer, self.weights, gradients.rows, gradients.summed, self.learning_rate
+            self.row_optimizer, self.stored, gradients.rows, gradients.summed, self.learning_rate
         )
 
     def _table_of_first_bad(self, gradients: RowGradients) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType, dtype_to_data_type
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recsys_basis.embeddings.features import Pooling
 from recsys_basis.embeddings.initial import leave_uninitialized
-from recsys_basis.embeddings.spec import EmbeddingConfig
+from recsys_basis.embeddings.spec import EmbeddingConfig, WeightDtype
+from recsys_basis.row_optimizers.storage import DTYPES
 from recsys_basis.tables import Table, count_partitions
 
 
@@ -29,7 +30,9 @@ def create_tables(embedding: EmbeddingConfig, cardinalities: Mapping[str, int]) 
     )
 
 
-def create_collection(tables: Sequence[Table], pooling: Pooling) -> EmbeddingBagCollection:
+def create_collection(
+    tables: Sequence[Table], pooling: Pooling, weight_dtype: WeightDtype
+) -> EmbeddingBagCollection:
     """One feature for each table, of its name; on the meta device, since a rank may not hold whole tables."""
     return EmbeddingBagCollection(
         tables=[
@@ -39,6 +42,7 @@ def create_collection(tables: Sequence[Table], pooling: Pooling) -> EmbeddingBag
                 num_embeddings=table.num_rows,
                 feature_names=[table.name],
                 pooling=PoolingType(pooling.upper()),
+                data_type=dtype_to_data_type(DTYPES[weight_dtype]),
                 init_fn=leave_uninitialized,
             )
             for table in tables

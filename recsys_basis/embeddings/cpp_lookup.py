@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from recsys_basis.embeddings.features import Bags, Features, RowGradients
-from recsys_basis.kernels import rules
+from recsys_basis.embeddings.weights import Weights
+from recsys_basis.kernels import rules, stored
 from recsys_basis.kernels.extension import load
 from recsys_basis.row_optimizers.base import RowOptimizer
 from recsys_basis.row_optimizers.clipping import RowClip
@@ -53,11 +54,14 @@ class CppLookup:
         )
         return result
 
-    def clip(self, clip: RowClip, weights: torch.Tensor, gradients: RowGradients) -> None:
+    def clip(self, clip: RowClip, weights: Weights, gradients: RowGradients) -> None:
         """As ``TorchLookup.clip``."""
+        tensor, rows = weights.tensor, gradients.rows
+        if tensor.dtype != torch.float32:
+            tensor, rows = stored.read(weights, rows), torch.arange(len(rows))
         load().clip_rows(
-            weights=weights,
-            rows=gradients.rows,
+            weights=tensor,
+            rows=rows,
             gradients=gradients.sums,
             counts=gradients.counts,
             max_norm=clip.max_norm,
@@ -69,13 +73,18 @@ class CppLookup:
     def update(
         self,
         optimizer: RowOptimizer,
-        weights: torch.Tensor,
+        weights: Weights,
         rows: torch.Tensor,
         gradients: torch.Tensor,
         learning_rate: float,
     ) -> None:
-        """As ``TorchLookup.update``."""
-        rules.update(optimizer, weights, rows, gradients, learning_rate)
+        """As ``TorchLookup.update``; float32 weights change where they are."""
+        if weights.tensor.dtype == torch.float32:
+            rules.update(optimizer, weights.tensor, rows, gradients, learning_rate)
+            return
+        touched = stored.read(weights, rows)
+        rules.update(optimizer, touched, rows, gradients, learning_rate)
+        stored.write(weights, rows, touched, weights.updates.advance(rows))
 
     def _of(self, bags: Bags) -> dict[str, Any]:
         weights = bags.per_sample_weights

@@ -26,7 +26,7 @@ from torchrec.optim.fused import EmptyFusedOptimizer, FusedOptimizer, FusedOptim
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recsys_basis.embeddings.bags import RowOptimizedEmbeddingBags
-from recsys_basis.embeddings.spec import BagsKernel
+from recsys_basis.embeddings.spec import BagsKernel, WeightDtype
 from recsys_basis.embeddings.state import RowFusedOptimizer
 from recsys_basis.row_optimizers.base import RowOptimizerConfig
 from recsys_basis.tables import Table, TableShard
@@ -43,6 +43,7 @@ class EmbeddingSpec:
     row_optimizer: RowOptimizerConfig
     hold_gradients: bool
     kernel: BagsKernel
+    weight_dtype: WeightDtype
 
     def table(self, name: str) -> Table:
         return next(table for table in self.tables if table.name == name)
@@ -72,6 +73,7 @@ class RowOptimizerKernel(BaseBatchedEmbeddingBag[torch.Tensor], FusedOptimizerMo
             device=device or "cpu",
             kernel=spec.kernel,
             replicas=process_group if _is_replicated(config) else None,
+            weight_dtype=spec.weight_dtype,
         )
         self._fused_optimizer = RowFusedOptimizer(self._bags, config.embedding_tables, process_group)
         self._parameters_by_table = _parameters_by_table(self._bags)
@@ -111,11 +113,10 @@ class RowOptimizerKernel(BaseBatchedEmbeddingBag[torch.Tensor], FusedOptimizerMo
 
 
 def _shard(table: ShardedEmbeddingTable, spec: EmbeddingSpec) -> TableShard:
-    offset = table.local_metadata.shard_offsets[0] if table.local_metadata else 0
+    row, column = table.local_metadata.shard_offsets if table.local_metadata else (0, 0)
     # A block of columns is a narrower table of the same rows: same name, so same buckets.
-    return TableShard(
-        replace(spec.table(table.name), embedding_dim=table.local_cols), offset, table.local_rows
-    )
+    narrower = replace(spec.table(table.name), embedding_dim=table.local_cols)
+    return TableShard(narrower, row, table.local_rows, column)
 
 
 def _is_replicated(config: GroupedEmbeddingConfig) -> bool:

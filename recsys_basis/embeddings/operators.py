@@ -69,7 +69,8 @@ def _lookup_shape(
     weights: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, *rest: Any
 ) -> torch.Tensor:
     _, _, _, tables, _, _ = rest
-    return weights.new_empty((offsets.shape[0] - 1) // len(tables), len(tables) * weights.shape[1])
+    shape = (offsets.shape[0] - 1) // len(tables), len(tables) * weights.shape[1]
+    return weights.new_empty(shape, dtype=torch.float32)
 
 
 @custom_op(

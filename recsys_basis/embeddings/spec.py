@@ -15,6 +15,7 @@ ShardingName = Literal[
 """TorchRec's names."""
 BagsKernel = Literal["cpp", "torch"]
 """Kernels of our own embedding bags."""
+WeightDtype = Literal["float32", "bfloat16", "float16"]
 
 
 class EmbeddingConfig(Section):
@@ -22,6 +23,8 @@ class EmbeddingConfig(Section):
 
     embedding_dim: Annotated[int, Field(ge=1, le=4096)]
     """D."""
+    weight_dtype: WeightDtype
+    """How weights are kept; bags are summed and rows updated in float32."""
     pooling: Literal["sum", "mean"]
     kernel: Literal["auto", "cpp", "torch", "fbgemm"]
     """Who computes lookup and update: our embedding bags by C++ kernels or in plain PyTorch, or FBGEMM."""

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from recsys_basis.embeddings.features import Bags, Features, RowGradients
+from recsys_basis.embeddings.weights import Weights
 from recsys_basis.row_optimizers.base import RowOptimizer
 from recsys_basis.row_optimizers.clipping import RowClip, clip_rows
 from recsys_basis.segments import Segments
@@ -24,9 +25,12 @@ class TorchLookup:
         """Before the first batch: nothing to do."""
 
     def pool(self, weights: torch.Tensor, bags: Bags) -> torch.Tensor:
-        """Pooled vectors [B, F * D] of ``weights`` [R, D]. Raises IndexError for a row out of range."""
+        """Pooled vectors [B, F * D] float32 of ``weights`` [R, D]; IndexError for a row out of range."""
+        rows = self._rows(bags)
+        if weights.dtype != torch.float32:  # else it would add up in ``weights.dtype``
+            weights, rows = weights[rows].float(), torch.arange(len(rows), device=rows.device)
         pooled = F.embedding_bag(
-            self._rows(bags),
+            rows,
             weights,
             bags.offsets,
             mode="sum",
@@ -53,22 +57,22 @@ class TorchLookup:
         by_bag, bag_of_item = self._by_bag(gradient, bags)
         return (by_bag[bag_of_item] * weights[self._rows(bags)]).sum(1)
 
-    def clip(self, clip: RowClip, weights: torch.Tensor, gradients: RowGradients) -> None:
-        """Shorten ``gradients.sums`` in place; weights [R, D]."""
-        clip_rows(clip, weights.index_select(0, gradients.rows), gradients.sums, gradients.counts)
+    def clip(self, clip: RowClip, weights: Weights, gradients: RowGradients) -> None:
+        """Shorten ``gradients.sums`` in place."""
+        clip_rows(clip, weights.read(gradients.rows), gradients.sums, gradients.counts)
 
     def update(
         self,
         optimizer: RowOptimizer,
-        weights: torch.Tensor,
+        weights: Weights,
         rows: torch.Tensor,
         gradients: torch.Tensor,
         learning_rate: float,
     ) -> None:
-        """One step of ``optimizer``; shapes as in ``RowOptimizer.update``."""
-        touched = weights.index_select(0, rows)
+        """One step of ``optimizer``; rows [U] and gradients [U, D] as in ``RowOptimizer.update``."""
+        touched = weights.read(rows)
         optimizer.update(touched, rows, gradients, learning_rate)
-        weights.index_copy_(0, rows, touched)
+        weights.write(rows, touched, weights.updates.advance(rows))
 
     def _rows(self, bags: Bags) -> torch.Tensor:
         """Group rows [L] int64."""

@@ -17,7 +17,7 @@ from recsys_basis.row_optimizers.adafactor import Adafactor
 from recsys_basis.row_optimizers.adagrad import Adagrad
 from recsys_basis.row_optimizers.adam import Adam
 from recsys_basis.row_optimizers.base import RowOptimizer, RowOptimizerConfig
-from recsys_basis.row_optimizers.basis import Basis, BasisConfig
+from recsys_basis.row_optimizers.basis import Basis
 from recsys_basis.row_optimizers.count_sketch_adam import CountSketchAdam
 from recsys_basis.row_optimizers.partial_rowwise_adam import PartialRowwiseAdam
 from recsys_basis.row_optimizers.rowwise_adagrad import RowwiseAdagrad
@@ -34,6 +34,7 @@ def update(
 ) -> None:
     """What ``optimizer.update`` does, in C++ on torch's number of threads; the same bits for any number.
 
+    weights float32: [U, D] of the touched rows, or [R, D] of the group, of which the touched rows change.
     Raises KeyError for a rule outside ``RULES``.
     """
     name, arguments = RULES[type(optimizer)]
@@ -41,23 +42,24 @@ def update(
     rule(
         weights,
         rows,
+        optimizer.num_rows,
         gradients,
         learning_rate,
         optimizer.config.weight_decay,
         torch.get_num_threads(),
-        **arguments(optimizer),
+        **arguments(optimizer, rows),
     )
 
 
-def _no_state(optimizer: Any) -> dict[str, Any]:
+def _no_state(optimizer: Any, rows: torch.Tensor) -> dict[str, Any]:
     return {}
 
 
-def _adagrad(optimizer: Adagrad | RowwiseAdagrad) -> dict[str, Any]:
+def _adagrad(optimizer: Adagrad | RowwiseAdagrad, rows: torch.Tensor) -> dict[str, Any]:
     return {"squares": optimizer.squares, "eps": optimizer.config.eps}
 
 
-def _adam(optimizer: Adam | PartialRowwiseAdam) -> dict[str, Any]:
+def _adam(optimizer: Adam | PartialRowwiseAdam, rows: torch.Tensor) -> dict[str, Any]:
     return {
         "first": optimizer.first,
         "second": optimizer.second,
@@ -69,7 +71,7 @@ def _adam(optimizer: Adam | PartialRowwiseAdam) -> dict[str, Any]:
     }
 
 
-def _sm3(optimizer: SM3) -> dict[str, Any]:
+def _sm3(optimizer: SM3, rows: torch.Tensor) -> dict[str, Any]:
     columns = optimizer.config.covers == "rows_and_columns"
     return {
         "row_maxima": optimizer.row_maxima,
@@ -79,7 +81,7 @@ def _sm3(optimizer: SM3) -> dict[str, Any]:
     }
 
 
-def _adafactor(optimizer: Adafactor) -> dict[str, Any]:
+def _adafactor(optimizer: Adafactor, rows: torch.Tensor) -> dict[str, Any]:
     counts = optimizer.config.beta2 is None
     return {
         "row_average": optimizer.row_average,
@@ -94,7 +96,7 @@ def _adafactor(optimizer: Adafactor) -> dict[str, Any]:
     }
 
 
-def _count_sketch_adam(optimizer: CountSketchAdam) -> dict[str, Any]:
+def _count_sketch_adam(optimizer: CountSketchAdam, rows: torch.Tensor) -> dict[str, Any]:
     config, sketch = optimizer.config, optimizer.sketch
     return {
         "first": optimizer.first if config.beta1 > 0 else None,
@@ -111,15 +113,15 @@ def _count_sketch_adam(optimizer: CountSketchAdam) -> dict[str, Any]:
     }
 
 
-def _basis(optimizer: Basis) -> dict[str, Any]:
+def _basis(optimizer: Basis, rows: torch.Tensor) -> dict[str, Any]:
     config, buckets = optimizer.config, optimizer.buckets
-    scalar = {"none": None, "hypergradient": "scalar", "energy": "energy"}[config.scalar]
     return {
         "config": config.model_dump(),
-        "first": None if config.first_moment == "none" else optimizer.first,
-        "second": optimizer.second,
+        "first": optimizer.stored.get("first_moment"),
+        "second": optimizer.stored["second_moment"],
         "updates": optimizer.updates,
-        "row_scalar": None if scalar is None else getattr(optimizer, scalar),
+        "row_scalar": optimizer.stored.get("scalar") or optimizer.stored.get("energy"),
+        "row_counts": optimizer.row_counts.of_rows(rows) if config.needs_counts else None,
         "table_updates": optimizer.table_updates.count if config.corrects_energy else None,
         "table_starts": optimizer.table_updates.row_starts if config.corrects_energy else None,
         "row_start": buckets.row_start,
@@ -133,7 +135,7 @@ def _basis(optimizer: Basis) -> dict[str, Any]:
     }
 
 
-RULES: dict[type[RowOptimizer], tuple[str, Callable[[Any], dict[str, Any]]]] = {
+RULES: dict[type[RowOptimizer], tuple[str, Callable[[Any, torch.Tensor], dict[str, Any]]]] = {
     Basis: ("basis", _basis),
     Adam: ("adam", _adam),
     PartialRowwiseAdam: ("partial_rowwise_adam", _adam),
@@ -144,17 +146,11 @@ RULES: dict[type[RowOptimizer], tuple[str, Callable[[Any], dict[str, Any]]]] = {
     CountSketchAdam: ("count_sketch_adam", _count_sketch_adam),
     SGD: ("sgd", _no_state),
 }
-"""Class of each rule that has a kernel, its name in C++, and what it takes beside rows and gradients."""
+"""Class of each rule that has a kernel, its name in C++, and what it takes beside rows [U] and gradients."""
 
 
 def missing_rule(config: RowOptimizerConfig) -> str | None:
     """Why no kernel computes what ``config`` asks for; None if one does."""
     if row_optimizer_class(config.rule) not in RULES:
         return f"row_optimizer.rule = {config.rule!r} has no C++ kernel"
-    if isinstance(config, BasisConfig):
-        for key in ("moment_dtype", "scalar_dtype"):
-            if getattr(config, key) != "float32":
-                return f"row_optimizer.{key} = {getattr(config, key)} has no C++ kernel, only float32 has"
-        if config.needs_counts:
-            return "row_optimizer.hypergradient_by_frequency = row has no C++ kernel"
     return None

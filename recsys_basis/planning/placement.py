@@ -17,9 +17,11 @@ from recsys_basis.embeddings.collection import create_collection
 from recsys_basis.embeddings.kernel import SPEC_KEY, EmbeddingSpec
 from recsys_basis.embeddings.plan import TABLES_SHARE, create_planner, create_topology
 from recsys_basis.embeddings.sharder import RowOptimizerSharder
+from recsys_basis.embeddings.spec import EmbeddingConfig
 from recsys_basis.embeddings.storage import state_bytes
 from recsys_basis.planning.spec import PlanConfig
 from recsys_basis.row_optimizers.base import RowOptimizerConfig
+from recsys_basis.row_optimizers.storage import DTYPES
 from recsys_basis.schema import ConfigError
 from recsys_basis.tables import Table, TableShard
 
@@ -38,8 +40,9 @@ Rules = Mapping[str, RowOptimizerConfig]
 
 def place(config: PlanConfig, tables: Sequence[Table], rules: Rules, world_size: int) -> Placement | None:
     """None where the tables do not fit. Raises ConfigError for a sharding that they cannot have."""
+    dtype = config.embedding.weight_dtype
     specs = {
-        name: {SPEC_KEY: EmbeddingSpec(tuple(tables), rule, hold_gradients=False, kernel="torch")}
+        name: {SPEC_KEY: EmbeddingSpec(tuple(tables), rule, False, "torch", dtype)}
         for name, rule in rules.items()
     }
     sharder = RowOptimizerSharder(tuple(tables), specs)
@@ -53,7 +56,7 @@ def place(config: PlanConfig, tables: Sequence[Table], rules: Rules, world_size:
     )
     planner, placed = create_planner(sharder, config.embedding, topology, config.batch_size // world_size)
     try:
-        planner.plan(create_collection(tables, config.embedding.pooling), [sharder])
+        planner.plan(create_collection(tables, config.embedding.pooling, dtype), [sharder])
     except PlannerError:
         return None
     of_rank: Counter[int] = Counter()
@@ -69,7 +72,7 @@ def fewest_ranks(config: PlanConfig, tables: Sequence[Table], rules: Rules) -> i
 
     More ranks help until every partition, or every piece that is not cut over all ranks, has one of its own.
     """
-    needed = sum(weight_bytes(table) + table_state_bytes(rules, table) for table in tables)
+    needed = sum(weight_bytes(config.embedding, table) + table_state_bytes(rules, table) for table in tables)
     least = max(1, math.ceil(needed / (config.memory_gb * 1e9 * TABLES_SHARE)))
     kinds = {config.embedding.sharding, *(config.embedding.table_sharding or {}).values()}
     within_node = config.ranks_per_node if kinds & {"table_row_wise", "grid_shard"} else 1
@@ -84,9 +87,9 @@ def fewest_ranks(config: PlanConfig, tables: Sequence[Table], rules: Rules) -> i
     return None
 
 
-def weight_bytes(table: Table) -> int:
-    """float32."""
-    return table.num_rows * table.embedding_dim * 4
+def weight_bytes(embedding: EmbeddingConfig, table: Table) -> int:
+    """Of the whole table."""
+    return table.num_rows * table.embedding_dim * DTYPES[embedding.weight_dtype].itemsize
 
 
 def table_state_bytes(rules: Rules, table: Table) -> int:

@@ -52,19 +52,19 @@ def _by_table(
     largest = sorted(tables, key=lambda table: -table.num_rows)[: config.shown_tables]
     for table in (table for table in tables if table in largest):
         where = "does not fit" if placement is None else placement.where[table.name]
-        grid.add_row(table.name, *_costs([table], optimizers), where)
+        grid.add_row(table.name, *_costs(config, [table], optimizers), where)
     rest = [table for table in tables if table not in largest]
     if rest:
-        grid.add_row(f"{len(rest)} smaller", *_costs(rest, optimizers), "")
+        grid.add_row(f"{len(rest)} smaller", *_costs(config, rest, optimizers), "")
     grid.add_section()
-    grid.add_row("all", *_costs(tables, optimizers), "")
+    grid.add_row("all", *_costs(config, tables, optimizers), "")
     return grid
 
 
-def _costs(tables: Sequence[Table], optimizers: Mapping[str, Rules]) -> list[str]:
+def _costs(config: PlanConfig, tables: Sequence[Table], optimizers: Mapping[str, Rules]) -> list[str]:
     return [
         f"{sum(table.num_ids for table in tables):,}",
-        decimal(sum(map(weight_bytes, tables))),
+        decimal(_weights(config, tables)),
         *(decimal(sum(table_state_bytes(rules, table) for table in tables)) for rules in optimizers.values()),
     ]
 
@@ -81,7 +81,7 @@ def _by_optimizer(
         ["state", "weights + state", f"fits on {config.world_size}", "fullest rank", "fewest ranks"],
         [],
     )
-    weights = sum(map(weight_bytes, tables))
+    weights = _weights(config, tables)
     for name, rules in optimizers.items():
         state = sum(table_state_bytes(rules, table) for table in tables)
         placement = placements[name]
@@ -95,6 +95,10 @@ def _by_optimizer(
             "no number" if fewest is None else str(fewest),
         )
     return grid
+
+
+def _weights(config: PlanConfig, tables: Sequence[Table]) -> int:
+    return sum(weight_bytes(config.embedding, table) for table in tables)
 
 
 def _grid(title: str, left: list[str], right: list[str], last: list[str]) -> Grid:

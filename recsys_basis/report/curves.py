@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from recsys_basis.comparing.search import SearchedRate
 from recsys_basis.report.plot import FAINT, INK
-from recsys_basis.report.records import RunRecord
+from recsys_basis.report.records import RunRecord, whole_lines
 
 SMOOTHING_SHARE = 0.15
 """Losses are means over this share of a run's logged steps: single batches hide the curve."""
@@ -64,7 +64,7 @@ def plot_search(searched: Sequence[SearchedRate]) -> Figure:
 
 def read_log(run_dir: Path) -> list[dict[str, object]]:
     """The objects of a run's metrics.jsonl."""
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in whole_lines(run_dir / "metrics.jsonl")]
 
 
 def mean_curve(

@@ -19,6 +19,11 @@ PREDICTIONS_SCHEMA = pa.schema(
 )
 
 
+def whole_lines(path: Path) -> list[str]:
+    """Lines of a log, without what follows the last one's end: it is being written, or was when killed."""
+    return path.read_text().split("\n")[:-1]
+
+
 @dataclass(frozen=True)
 class RunRecord:
     """One training run of ``variant`` with ``seed``, ended and evaluated on the test rows."""

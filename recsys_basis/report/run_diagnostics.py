@@ -19,6 +19,7 @@ from recsys_basis.atomic import written_whole
 from recsys_basis.diagnostics.merging import PERCENTILES
 from recsys_basis.errors import UserError
 from recsys_basis.report.curves import dress
+from recsys_basis.report.records import whole_lines
 
 AT_BOUND_SHARE = 0.05
 """Scalars at a clip bound above which the bound, not the gradient, decides many rows' steps."""
@@ -56,8 +57,7 @@ def describe_run(folder: Path) -> tuple[list[str], Table]:
 def read_reports(folder: Path) -> list[dict[str, Any]]:
     """The reports of a run that name at least one table, in the order of their steps."""
     path = folder / "diagnostics.jsonl"
-    # What follows the last line's end is a report still being written.
-    lines = path.read_text().split("\n")[:-1] if path.is_file() else []
+    lines = whole_lines(path) if path.is_file() else []
     reports = [report for report in map(json.loads, lines) if report["tables"]]
     if not reports:
         raise NoDiagnosticsError(

@@ -1,9 +1,10 @@
-"""State in fewer bits: float32 in use, bfloat16, float16 or an 8-bit log code in memory.
+"""Weights and state in fewer bits: float32 in use, bfloat16, float16 or an 8-bit log code in memory.
 
 What does not fit is rounded stochastically, up or down with the chances that make the expected value exact:
 an average that moves by a thousandth at a time would never leave its place in bfloat16, whose numbers are
 1/128 apart, if it were rounded to the nearest. The random bits are a hash of the place in the whole table and
-of the update's number: a run repeats bit for bit, whatever the ranks and the order of updates.
+of the update's number: a run repeats bit for bit, whatever the ranks, threads and order of updates, and C++
+kernels take the same bits.
 
 log8, for sums and averages of squares: code 0 is 0, and code c in 1..255 is 2^(-64 + c / 3), from 6.8e-20 to
 2.1e6 in steps of 26 %; larger numbers become the largest.
@@ -11,9 +12,12 @@ log8, for sums and averages of squares: code 0 is 0, and code c in 1..255 is 2^(
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from recsys_basis.row_optimizers.basis.buckets import mix64
+from recsys_basis.row_optimizers.basis.buckets import mix64, partition_seeds
+from recsys_basis.tables import TableShard
 
 DTYPES = {
     "float32": torch.float32,
@@ -27,15 +31,18 @@ LARGEST_FLOAT16 = 65504.0
 
 
 class Stored:
-    """One tensor of state, read and written as float32 by the keys of its first dimension.
+    """One tensor, read and written as float32 by the keys of its first dimension.
 
-    tensor   [n] or [n, D], of the dtype that holds it
-    starts   [partitions] int64, first key of each partition on this rank
-    seeds    [partitions] int64, the same for a partition on whichever rank
+    tensor         [n] or [n, D], of the dtype that holds it
+    starts         [partitions] int64, first key of each partition on this rank
+    seeds          [partitions] int64, the same for a partition on whichever rank
+    first_columns  [partitions] int64, where ``tensor``'s columns begin in the whole table
     """
 
-    def __init__(self, tensor: torch.Tensor, starts: torch.Tensor, seeds: torch.Tensor) -> None:
-        self.tensor, self.starts, self.seeds = tensor, starts, seeds
+    def __init__(
+        self, tensor: torch.Tensor, starts: torch.Tensor, seeds: torch.Tensor, first_columns: torch.Tensor
+    ) -> None:
+        self.tensor, self.starts, self.seeds, self.first_columns = tensor, starts, seeds, first_columns
 
     def read(self, keys: torch.Tensor) -> torch.Tensor:
         """float32 [U] or [U, D] at ``keys`` [U] int64."""
@@ -56,8 +63,19 @@ class Stored:
         place = keys - self.starts[partition]
         of_key = mix64(mix64(place ^ self.seeds[partition]) ^ updates.long())
         if values.dim() == 2:
-            of_key = of_key[:, None] + torch.arange(values.shape[1], device=keys.device)
+            columns = torch.arange(values.shape[1], device=keys.device)
+            of_key = of_key[:, None] + self.first_columns[partition][:, None] + columns
         return mix64(of_key) & 0xFFFFFF
+
+
+def rounding_of(
+    shards: Sequence[TableShard], use: str, seed: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``seeds`` and ``first_columns`` of a ``Stored`` of all partitions of ``shards``, by its ``use``."""
+    columns = torch.tensor([shard.column_offset for shard in shards])
+    partitions = torch.tensor([shard.num_partitions for shard in shards])
+    seeds = partition_seeds(shards, seed, [f"round/{use}"])[0]
+    return seeds.to(device), columns.repeat_interleave(partitions).to(device)
 
 
 def as_float32(stored: torch.Tensor) -> torch.Tensor:

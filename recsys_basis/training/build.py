@@ -71,6 +71,11 @@ class Trainable:
         if self.tower_average is not None:
             self.tower_average.update()
 
+    def take_fault(self) -> str | None:
+        """Why backward left rows of some table here as they were, if it did."""
+        faults = [bags.take_fault() for bags in self.embedding_bags()]
+        return next((fault for fault in faults if fault is not None), None)
+
     def grow(self, step: int) -> bool:
         """Give rows' optimizer state the size that it has after ``step`` steps; whether some here changed."""
         return any([optimizer.grow(step) for optimizer in _fused_optimizers(self.row_optimizer)])
@@ -103,7 +108,7 @@ def build(config: TrainConfig, manifest: Manifest, runtime: Runtime) -> Trainabl
     sharder = RowOptimizerSharder(
         tables, _fused_params(config, tables, row_optimizer_of_table, runtime), codecs
     )
-    embeddings = create_collection(tables, config.embedding.pooling)
+    embeddings = create_collection(tables, config.embedding.pooling, config.embedding.weight_dtype)
     model = create_model(config.model, embeddings, len(DENSE_COLUMNS), config.seed)
     plan = plan_sharding(
         model,
@@ -197,9 +202,18 @@ def _fused_params(
                 "max_gradient_norm with embedding.kernel = fbgemm: FBGEMM updates rows before the norm is "
                 "known; choose embedding.kernel=auto, or max_gradient_norm=null"
             )
+        if config.embedding.weight_dtype != "float32":
+            raise ConfigError(
+                f"embedding.weight_dtype = {config.embedding.weight_dtype} with embedding.kernel = fbgemm: "
+                "its weights are float32 here; choose embedding.kernel=auto, or weight_dtype=float32"
+            )
         return {name: fbgemm_fused_params(each, device_type) for name, each in row_optimizers.items()}
-    kernel = config.embedding.kernel
+    wanted, dtype = config.embedding.kernel, config.embedding.weight_dtype
     return {
-        name: {SPEC_KEY: EmbeddingSpec(tables, each, clipping, choose_bags_kernel(kernel, each, device_type))}
+        name: {
+            SPEC_KEY: EmbeddingSpec(
+                tables, each, clipping, choose_bags_kernel(wanted, each, device_type), dtype
+            )
+        }
         for name, each in row_optimizers.items()
     }

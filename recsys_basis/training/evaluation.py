@@ -15,7 +15,7 @@ from recsys_basis.batches.stream import BatchStream
 from recsys_basis.errors import NonFiniteError
 from recsys_basis.metrics.click import ClickMetrics, click_metrics
 from recsys_basis.metrics.gather import gather_rows
-from recsys_basis.training.runtime import Runtime
+from recsys_basis.training.runtime import Runtime, on_main
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ def evaluate(
     """Run ``model`` over ``stream`` without training; the main rank gets the result, others None.
 
     ``on_batch(rows)`` is called after each batch with its global rows, for progress.
-    Raises RuntimeError if the evaluated rows are not exactly the stream's, OneClassError if they are
-    all clicks or all not.
+    Raises RuntimeError if the evaluated rows are not exactly the stream's; on all ranks OneClassError if they
+    are all clicks or all not, and NonFiniteError for logits that are not finite.
     """
     labels, logits = [torch.empty(0)], [torch.empty(0)]
     model.eval()
@@ -50,13 +50,16 @@ def evaluate(
             on_batch(batch.global_rows)
     model.train()
     gathered = gather_rows(torch.cat(labels), torch.cat(logits))
-    if gathered is None:
-        return None
-    positions = np.concatenate([stream.positions(rank) for rank in range(runtime.world_size)])
-    if len(positions) != len(gathered[0]) or len(positions) != stream.num_rows:
-        raise RuntimeError(f"evaluated {len(gathered[0])} rows of a set of {stream.num_rows}")
+    return on_main(lambda: judge(stream, runtime.world_size, *gathered) if gathered else None)
+
+
+def judge(stream: BatchStream, world_size: int, label: torch.Tensor, logit: torch.Tensor) -> Evaluation:
+    """Put label [n] and logit [n], one rank's after the other, into file order; raises as ``evaluate``."""
+    positions = np.concatenate([stream.positions(rank) for rank in range(world_size)])
+    if len(positions) != len(label) or len(positions) != stream.num_rows:
+        raise RuntimeError(f"evaluated {len(label)} rows of a set of {stream.num_rows}")
     in_file_order = torch.from_numpy(np.argsort(positions))
-    label, logit = (values[in_file_order] for values in gathered)
+    label, logit = label[in_file_order], logit[in_file_order]
     num_bad = int((~torch.isfinite(logit)).sum())
     if num_bad:
         raise NonFiniteError(

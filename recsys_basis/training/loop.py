@@ -113,6 +113,12 @@ class Run:
         self.identity = self._identity()
         self.saver = CheckpointSaver(self.folder.checkpoints, self.trainable, self.identity)
         self.agreement = Agreement(new_cpu_group(self.config.runtime))
+        self.evaluated: dict[str, float] | None = None
+        """On the main rank: metrics of the weights as they are now, if they were evaluated."""
+        self.stopping = False
+        """All ranks have agreed to stop."""
+        self.fault: str | None = None
+        """What is wrong on this rank, until all ranks know."""
 
     def resume(self) -> None:
         """Continue from the newest checkpoint of this run's folder, else from the one that resume names."""
@@ -126,6 +132,12 @@ class Run:
                 self.saver.mark_saved(self.progress.step)
             for line in (*loaded.told, f"resumed from {path} at step {self.progress.step}"):
                 self.say(line)
+            if self.config.communication.towers == "powersgd":
+                self.say(
+                    "communication.towers = powersgd begins anew: whole gradients for its first "
+                    f"{self.config.communication.powersgd_start_step} steps, then without the errors that "
+                    "checkpoints do not hold; so the run differs from one that was never cut"
+                )
         self.folder.start(self.progress.step)
         self._report_row_state()
         if self.config.embedding.kernel == "auto":
@@ -154,37 +166,34 @@ class Run:
     def step(self, batch: Batch) -> float:
         """Forward, backward with the rows' update inside, the towers' update; this rank's loss share.
 
-        Raises Stopped, with a checkpoint saved, if a rank has been asked to stop.
+        Raises Stopped, with a checkpoint saved, if a rank has been asked to stop; NonFiniteError on all ranks
+        if the loss of one is not finite, or was a gradient of rows in the step before.
         """
         step = self.progress.step
-        stop = self._stop_agreed()
         self.trainable.start_step(step, self.num_steps)
         logits = self.trainable.model(batch.dense, batch.sparse).squeeze(1)
         losses = F.binary_cross_entropy_with_logits(logits, batch.label, reduction="sum")
         # Ranks may hold shares of different size; DDP and TorchRec both average over ranks, so this
         # makes every gradient the mean over the global batch.
         loss = losses * self.runtime.world_size / batch.global_rows
-        if not torch.isfinite(loss):
-            raise NonFiniteError(
-                f"step {step}: the loss is {float(loss.detach())}; lower the learning rates. {self._kept()}"
-            )
-        # A checkpoint is due only now, when a forward pass has shown that its weights are sound.
-        if stop or self._due(self.config.checkpoint_every_steps):
-            self._save(wait=stop)
-        if stop:
+        if self.fault is None and not torch.isfinite(loss):
+            self.fault = f"step {step}: the loss is {float(loss.detach())}"
+        self._tell_ranks()
+        # A checkpoint is due only now, when a forward pass has shown on all ranks that its weights are sound.
+        if self.stopping or self._due(self.config.checkpoint_every_steps):
+            self._hear_ranks()
+            self._save(wait=self.stopping)
+        if self.stopping:
             raise Stopped
         self.diagnostics.watch(step + 1, self.num_steps)
-        try:
-            loss.backward()
-            if self.config.max_gradient_norm is not None:
-                clip_gradients(
-                    self.trainable.dense_parameters(),
-                    self.trainable.embedding_bags(),
-                    self.config.max_gradient_norm,
-                )
-        except NonFiniteError as error:
-            raise NonFiniteError(f"step {step}: {error}; lower the learning rates. {self._kept()}") from error
+        loss.backward()
+        self._hear_ranks()
+        if (fault := self.trainable.take_fault()) is not None:
+            self.fault = f"step {step}: {fault}"
+        if self.config.max_gradient_norm is not None:
+            self._clip(self.config.max_gradient_norm)
         self.trainable.finish_step()
+        self.evaluated = None
         report = self.diagnostics.report()
         if report is not None:
             self.folder.log_diagnostics(step + 1, report)
@@ -192,13 +201,15 @@ class Run:
         return float(loss.detach()) / self.runtime.world_size
 
     def finish(self) -> dict[str, Any] | None:
-        """Evaluation of every row, last checkpoint, result.json. Raises Stopped as ``step`` does."""
+        """Evaluation of every row, last checkpoint, result.json. Raises as ``step`` does."""
+        self._tell_ranks()
+        self._hear_ranks()
         try:
             evaluation = self.evaluate()
         except Stopped:
             self._save(wait=True)
             raise
-        self._save(evaluation, wait=True)
+        self._save(wait=True)
         costs = measure_costs(self.trainable, self.speed)
         self.folder.write_row_state(describe_row_state(self.trainable))  # it may have grown
         jitter = self._jitter()
@@ -232,7 +243,8 @@ class Run:
 
             def on_batch(rows: int) -> None:
                 bar.update(rows)
-                if self._stop_agreed():
+                self._tell_ranks()
+                if self.stopping:
                     raise Stopped
 
             evaluation = evaluate(
@@ -240,7 +252,8 @@ class Run:
             )
         self.progress = self.progress.model_copy(update={"evaluated_step": self.progress.step})
         if evaluation is not None:
-            self.folder.log("evaluation", self.progress.step, **dataclasses.asdict(evaluation.metrics))
+            self.evaluated = dataclasses.asdict(evaluation.metrics)
+            self.folder.log("evaluation", self.progress.step, **self.evaluated)
         return evaluation
 
     def _advance(self, batch: Batch, loss: float, bar: tqdm[Any]) -> None:
@@ -268,28 +281,48 @@ class Run:
             return
         with self.speed.paused():
             try:
-                evaluation = self.evaluate()
+                self.evaluate()
             except Stopped:
                 return  # the step that follows saves and stops; a resumed run evaluates
-            if self.saver.is_best(_metrics(evaluation)):
-                self._save(evaluation)
+            if self.saver.is_best(self.evaluated):
+                self._save()
 
     def _due(self, interval: int | None) -> bool:
         step = self.progress.step
         return interval is not None and step % interval == 0 and 0 < step < self.num_steps
 
-    def _stop_agreed(self) -> bool:
+    def _tell_ranks(self) -> None:
+        """Tell the other ranks, once what they said before is heard."""
+        self._hear_ranks()
         # A save that failed in the background stops the run as well: the next one raises the reason.
-        return self.agreement.any_rank(self.stop_asked() or self.saver.has_failed())
+        self.agreement.say(self.stop_asked() or self.saver.has_failed(), self.fault is not None)
 
-    def _save(self, evaluation: Evaluation | None = None, wait: bool = False) -> None:
+    def _hear_ranks(self) -> None:
+        """Take note of a stop. Raises NonFiniteError on all ranks if one has said that something is wrong."""
+        stop, fault = self.agreement.hear()
+        if fault:
+            raise self._diverged(self.agreement.hear_all(self.fault))
+        self.stopping |= stop
+
+    def _clip(self, max_norm: float) -> None:
+        try:
+            clip_gradients(self.trainable.dense_parameters(), self.trainable.embedding_bags(), max_norm)
+        except NonFiniteError as error:
+            raise self._diverged(f"step {self.progress.step}: {error}") from error
+
+    def _diverged(self, words: str) -> NonFiniteError:
+        saved = list_checkpoints(self.folder.checkpoints)
+        kept = f"The last good checkpoint is {saved[-1]}" if saved else "No checkpoint was saved yet"
+        return NonFiniteError(f"{words}; lower the learning rates. {kept}")
+
+    def _save(self, wait: bool = False) -> None:
         with self.speed.paused():
-            self.saver.save(self.progress, _metrics(evaluation), wait)
+            self.saver.save(self.progress, self.evaluated, wait)
 
     def close(self) -> None:
         """Leave nothing under way."""
         self.saver.close()
-        self.agreement.finish()
+        self.agreement.hear()
 
     def _identity(self) -> dict[str, Any]:
         """What decides the order of rows, since a position means nothing in another, and what ids mean."""
@@ -343,16 +376,6 @@ class Run:
         for words in summarize_row_state(self.trainable, described):
             self.say(words)
 
-    def _kept(self) -> str:
-        checkpoints = list_checkpoints(self.folder.checkpoints)
-        return (
-            f"The last good checkpoint is {checkpoints[-1]}" if checkpoints else "No checkpoint was saved yet"
-        )
-
     def say(self, text: str) -> None:
         if self.runtime.is_main and self.on_rows is None:
             tqdm.write(text)
-
-
-def _metrics(evaluation: Evaluation | None) -> dict[str, float] | None:
-    return None if evaluation is None else dataclasses.asdict(evaluation.metrics)

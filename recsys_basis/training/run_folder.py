@@ -20,7 +20,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from recsys_basis.atomic import written_whole
 from recsys_basis.checkpoints.folder import drop_partial
-from recsys_basis.report.records import write_predictions
+from recsys_basis.report.records import whole_lines, write_predictions
 from recsys_basis.schema import ConfigError
 from recsys_basis.training.runtime import Runtime, from_main
 from recsys_basis.training.spec import TrainConfig
@@ -126,9 +126,9 @@ def numbers_of(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def _open_log(path: Path, step: int) -> TextIO:
     """Open for appending, without the lines that an earlier try logged after ``step``."""
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    lines = whole_lines(path) if path.exists() else []
     with written_whole(path) as kept:
-        kept.write_text("".join(line for line in lines if json.loads(line)["step"] <= step))
+        kept.write_text("".join(f"{line}\n" for line in lines if json.loads(line)["step"] <= step))
     return path.open("a", buffering=1)
 
 
@@ -151,7 +151,7 @@ def refuse_used_folder(config: TrainConfig, runtime: Runtime) -> None:
 def _has_begun_from(path: Path, checkpoint: Path | None) -> bool:
     """Whether ``path`` holds this very run, begun from ``checkpoint``: as one that torchrun has restarted."""
     saved = path / "config.yaml"
-    return checkpoint is not None and saved.is_file() and OmegaConf.load(saved).resume == str(checkpoint)
+    return checkpoint is not None and saved.is_file() and Path(OmegaConf.load(saved).resume) == checkpoint
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -86,6 +86,20 @@ def from_main(value: T) -> T:
     return values[0]
 
 
+def on_main(work: Callable[[], T]) -> T | None:
+    """What ``work()`` gives on the main rank, None on the others; a UserError of it is raised on all."""
+    value: T | None = None
+    error: UserError | None = None
+    if dist.get_rank() == 0:
+        try:
+            value = work()
+        except UserError as raised:
+            error = raised
+    if (error := from_main(error)) is not None:
+        raise error
+    return value
+
+
 @contextmanager
 def collectives_named(config: RuntimeConfig, where: Callable[[], str]) -> Iterator[None]:
     """Turn the error of a collective that another rank did not answer into one that says ``where``."""

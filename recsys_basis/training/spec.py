@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
-from recsys_basis.checkpoints.folder import Metric
+from recsys_basis.checkpoints.folder import Metric, list_checkpoints
 from recsys_basis.dense_optimizers import DenseOptimizerConfig, parse_dense_optimizer
 from recsys_basis.embeddings.spec import EmbeddingConfig
 from recsys_basis.ingest.spec import DatasetConfig
@@ -68,12 +68,16 @@ class TrainConfig(RowOptimizerChoice):
         """The checkpoint that ``resume`` names, if it names one."""
         return None if self.resume in ("auto", "never") else Path(self.resume)
 
-    @field_validator("resume")
-    @classmethod
-    def _names_a_checkpoint(cls, value: str) -> str:
-        if value not in ("auto", "never") and not Path(value).is_dir():
-            raise ValueError("it is auto, never, or the folder of a checkpoint (.../checkpoints/step-N)")
-        return value
+    @model_validator(mode="after")
+    def _has_where_to_begin(self) -> TrainConfig:
+        # A run restarted goes on from a checkpoint of its own, whatever has become of that one.
+        path, own = self.resume_path, list_checkpoints(Path(self.output_dir) / "checkpoints")
+        if path is not None and not path.is_dir() and not own:
+            raise ValueError(
+                f"resume = {self.resume}: it is auto, never, or the folder of a checkpoint "
+                "(.../checkpoints/step-N)"
+            )
+        return self
 
     @model_validator(mode="after")
     def _best_is_evaluated(self) -> TrainConfig:

@@ -1,4 +1,4 @@
-"""A run asked to stop: by a signal to one rank, agreed on by all, at the same step."""
+"""What one rank knows and all must act on, at the same step: a signal to stop, a fault."""
 
 from __future__ import annotations
 
@@ -32,30 +32,35 @@ def termination_noted() -> Iterator[Callable[[], bool]]:
 
 
 class Agreement:
-    """What any rank wants is known to every rank, one call later than it was said.
+    """What any rank says is known to every rank. All ranks call its methods at the same points.
 
-    Each call starts one all-reduce of a few bytes and reads that of the call before, so a step
-    waits for nothing.
+    Saying starts one all-reduce of a few bytes and waits for nothing; hearing waits for that.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
         self._under_way: tuple[dist.Work, torch.Tensor] | None = None
 
-    def any_rank(self, wants: bool) -> bool:
-        """Whether some rank wanted it at the last call. All ranks call it at the same points."""
-        before = self.finish()
-        said = torch.tensor([int(wants)])
+    def say(self, stop: bool, fault: bool) -> None:
+        """Whether this rank wants to stop, and whether something is wrong on it. Hear before saying more."""
+        assert self._under_way is None
+        said = torch.tensor([int(stop), int(fault)])
         work = dist.all_reduce(said, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
         assert work is not None
         self._under_way = work, said
-        return before
 
-    def finish(self) -> bool:
-        """The outcome of the last call; afterwards nothing is under way."""
+    def hear(self) -> tuple[bool, bool]:
+        """(stop, fault): what any rank has said; afterwards nothing is under way. No, where nobody spoke."""
         if self._under_way is None:
-            return False
+            return False, False
         work, said = self._under_way
         self._under_way = None
         work.wait()
-        return bool(said.item())
+        stop, fault = said.tolist()
+        return bool(stop), bool(fault)
+
+    def hear_all(self, fault: str | None) -> str:
+        """After a ``fault`` was heard: the first rank's that has one."""
+        faults: list[str | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(faults, fault, group=self._group)
+        return next(each for each in faults if each is not None)

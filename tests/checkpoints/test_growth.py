@@ -119,6 +119,27 @@ def test_the_old_ids_of_a_grown_table_mean_what_they_meant(prepared: Path, tmp_p
     assert "vocabulary.C1 = " in refused and "tables" not in refused
 
 
+def test_a_budget_of_tables_that_have_grown_is_refused_with_the_way_on(
+    prepared: Path, tmp_path: Path
+) -> None:
+    options = ("row_optimizer.rows_per_bucket=null", "row_optimizer.state_budget=20%")
+    with trained(prepared, *options) as trainable:
+        path = save_checkpoint(tmp_path, trainable)
+        kept = trainable.row_optimizer_of_table
+    refused = refusal(path, prepared, OTHER_DATA, True, overrides=options, more_ids={"C3": 500})
+    assert "rows_per_bucket = " in refused and "state_budget is solved for the sizes" in refused
+    # As it says: what was saved, table by table.
+    of_tables = ", ".join(
+        f"{name}: {{base: basis, rows_per_bucket: {each.rows_per_bucket!r}, "
+        f"head_bucket_share: {each.head_bucket_share}}}"
+        for name, each in kept.items()
+    )
+    with trained(
+        prepared, f"table_row_optimizers={{{of_tables}}}", steps=0, more_ids={"C3": 500}
+    ) as trainable:
+        assert load_checkpoint(path, trainable, OTHER_DATA, new_data=True).progress == START
+
+
 def test_a_count_of_updates_stays_with_the_state_that_it_corrects(
     saved: Path, prepared: Path, tmp_path: Path
 ) -> None:

@@ -124,6 +124,7 @@ def test_broken_record_is_named(text: str, saved: Path, prepared: Path, tmp_path
         ("row_optimizer.hash_seed=1", "row_optimizer.hash_seed"),
         ("embedding.max_partitions=1", "num_partitions"),
         ("dense_optimizer=sgd", "dense_optimizer"),
+        ("embedding.weight_dtype=bfloat16", "weight_dtype = 'float32', this run has 'bfloat16'"),
     ],
 )
 def test_another_model_is_refused_key_by_key(override: str, key: str, saved: Path, prepared: Path) -> None:

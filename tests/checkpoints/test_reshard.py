@@ -37,6 +37,7 @@ RULES: dict[str, tuple[str, ...]] = {
         "row_optimizer.rows_per_bucket=2.0",
         "row_optimizer.hash=double",
     ),
+    "bfloat16 weights": ("row_optimizer=sgd", "embedding.weight_dtype=bfloat16"),
     "fbgemm": ("row_optimizer=rowwise_adagrad", "embedding.kernel=fbgemm"),
 }
 WORLDS = (1, 2, 4)

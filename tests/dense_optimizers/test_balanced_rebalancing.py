@@ -7,9 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from recsys_basis.dense_optimizers.balanced_rebalancing import end_rebalancing, rebalance
+from recsys_basis.dense_optimizers.balanced_rebalancing import end_rebalancing, window_factor
+from recsys_basis.dense_optimizers.balanced_signs import count_flips, sign_counters
 
 WINDOW = 10
+
+
+def rebalance(state: dict[str, Any], gradient: torch.Tensor, steps_done: int) -> torch.Tensor | None:
+    factor = window_factor(state, gradient.dtype, steps_done, WINDOW, 5, 1.3, 0.7)
+    count_flips(sign_counters(state, gradient), gradient)
+    return factor
 
 
 def run(flips_in_window: list[list[int]]) -> list[torch.Tensor | None]:
@@ -20,7 +27,7 @@ def run(flips_in_window: list[list[int]]) -> list[torch.Tensor | None]:
     for window in flips_in_window:
         for place in range(WINDOW):
             sign = torch.where(torch.tensor(window) > place, -sign, sign)
-            factors.append(rebalance(state, sign, len(factors), WINDOW, 5, 1.3, 0.7))
+            factors.append(rebalance(state, sign, len(factors)))
     end_rebalancing(state)
     assert state == {}
     return factors
@@ -44,5 +51,5 @@ def test_factors_do_not_pile_up() -> None:
 def test_a_parameter_that_joins_inside_a_window_waits_for_the_next() -> None:
     state: dict[str, Any] = {}
     for steps_done in range(5, 20):
-        factor = rebalance(state, torch.ones(1), steps_done, WINDOW, 5, 1.3, 0.7)
+        factor = rebalance(state, torch.ones(1), steps_done)
         assert (factor is None) == (steps_done < 10)

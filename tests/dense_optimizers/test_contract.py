@@ -51,6 +51,7 @@ OPTIMIZERS = [
     Case("sm3", {"bfloat16_momentum": True}, 4 * (12 + 5) + 2 * 40),
     Case("sm3", {"beta2": 0.99, "weight_decay": 0.1}, 4 * (12 + 5) + 4 * 40 + 2 * 4),
     Case("balanced_adam", {}, ADAM_BYTES + COUNTER_BYTES),
+    Case("balanced_adam", {"kernel": "torch"}, ADAM_BYTES + COUNTER_BYTES),
     Case("balanced_adam", {"masked_entry": "hold"}, ADAM_BYTES + COUNTER_BYTES),
     # Frozen: a scale for each of 7 channels, and one for the bias.
     Case(

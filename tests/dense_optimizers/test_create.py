@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from recsys_basis.config import compose_job
 from recsys_basis.dense_optimizers import (
     SM3,
     BalancedAdam,
     create_dense_optimizer,
     dense_optimizer_defaults,
+    parse_dense_optimizer,
 )
 from recsys_basis.schema import ConfigError
 
@@ -26,13 +29,6 @@ TYPES = {
     "radam": torch.optim.RAdam,
     "custom": torch.optim.Adamax,
 }
-
-
-class Taking(torch.optim.SGD):
-    """An optimizer of a user's own."""
-
-    def __init__(self, params: Any, lr: float, needed: int) -> None:
-        super().__init__(params, lr=lr)
 
 
 def tower() -> nn.Sequential:
@@ -156,6 +152,7 @@ def test_nothing_to_train_is_refused() -> None:
             "Adamax.* refused its arguments: .*unexpected keyword argument 'beta'",
         ),
         ("torch.optim.Adamax", {"eps": -1.0}, "refused its arguments: Invalid epsilon"),
+        ("torch.optim.LBFGS", {}, "its step needs a closure"),
     ],
 )
 def test_custom_refusals(target: str, arguments: dict[str, Any], message: str) -> None:
@@ -164,15 +161,58 @@ def test_custom_refusals(target: str, arguments: dict[str, Any], message: str) -
         create_dense_optimizer(config, tower())
 
 
-def test_custom_of_a_module_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-    from types import ModuleType
+LION = '''
+import torch
 
-    module = ModuleType("mine")
-    module.Taking = Taking  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "mine", module)
-    config = dense_optimizer_defaults("custom", target="mine.Taking", arguments={"needed": 3})
-    assert type(create_dense_optimizer(config, tower())) is Taking
-    config = dense_optimizer_defaults("custom", target="mine.Taking", arguments={})
-    with pytest.raises(ConfigError, match="missing 1 required positional argument: 'needed'"):
+class Lion(torch.optim.Optimizer):
+    """Chen et al. 2023 (arXiv 2302.06675), Algorithm 2."""
+
+    def __init__(self, params, lr, betas, weight_decay=0.5):
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for weight in group["params"]:
+                momentum = self.state[weight].setdefault("momentum", torch.zeros_like(weight))
+                weight.mul_(1 - group["lr"] * group["weight_decay"])
+                weight.sub_(group["lr"] * momentum.lerp(weight.grad, 1 - beta1).sign())
+                momentum.lerp_(weight.grad, 1 - beta2)
+'''
+
+
+@pytest.fixture
+def lion_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_lion.py").write_text(LION)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.parametrize(("given", "decay"), [("", 0.5), (", weight_decay: 0.25", 0.25)])
+def test_custom_of_a_file_of_ones_own_from_the_command_line(
+    lion_file: None, given: str, decay: float
+) -> None:
+    """Its first step is lr times the gradient's sign; the class's own decay spares no_decay, too."""
+    words = ["dense_optimizer=custom", "dense_optimizer.target=my_lion.Lion"]
+    arguments = f"dense_optimizer.arguments={{betas: [0.9, 0.99]{given}}}"
+    words += ["~dense_optimizer.arguments", f"+{arguments}", "dense_optimizer.learning_rate=0.01"]
+    config = parse_dense_optimizer(compose_job("train", words)["dense_optimizer"])
+    model = nn.Linear(2, 1)
+    optimizer = create_dense_optimizer(config, model)
+    assert type(optimizer).__name__ == "Lion"
+    decays = {
+        name: group["weight_decay"] for group in optimizer.param_groups for name in group["param_names"]
+    }
+    assert decays == {"weight": decay, "bias": 0.0}
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    for parameter in model.parameters():
+        parameter.grad = -torch.ones_like(parameter)
+    optimizer.step()
+    expected = [before[0] * (1.0 - 0.01 * decay) + 0.01, before[1] + 0.01]
+    torch.testing.assert_close(list(model.parameters()), expected)
+
+
+def test_custom_without_a_needed_argument(lion_file: None) -> None:
+    config = dense_optimizer_defaults("custom", target="my_lion.Lion", arguments={})
+    with pytest.raises(ConfigError, match=r"Lion\(.*missing 1 required positional argument: 'betas'"):
         create_dense_optimizer(config, tower())

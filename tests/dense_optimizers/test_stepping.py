@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from recsys_basis.dense_optimizers import SM3, BalancedAdam
 from recsys_basis.dense_optimizers.stepping import (
@@ -112,6 +114,30 @@ def test_a_tensor_learning_rate_acts_as_its_current_value(
             optimizer.step()
     torch.testing.assert_close(by_tensor, by_float, rtol=1e-5, atol=1e-6)
     assert not torch.equal(by_tensor, torch.ones(3, 2))
+
+
+def test_no_step_reads_a_number_from_a_gpu() -> None:
+    """Fake tensors raise where the host asks for one; all phases of Balanced Adam, rates as tensors."""
+    with FakeTensorMode():
+        parameters = [nn.Parameter(torch.ones(shape, device="cuda")) for shape in ((3, 2), (3,), ())]
+        phases: dict[str, Any] = {"early_steps": 3, "mask_steps": 2, "groups": "cluster"}
+        phases |= {"rebalancing": True, "rebalance_start": 4, "rebalance_end": 8, "rebalance_window": 2}
+        optimizer = BalancedAdam(parameters, capturable=True, foreach=True, **phases)
+        optimizer.param_groups[0]["lr"] = torch.tensor(0.1, device="cuda")
+        for _ in range(10):
+            for parameter in parameters:
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+
+
+def test_no_step_of_sm3_reads_a_number() -> None:
+    parameters = [nn.Parameter(torch.ones(shape, device="meta")) for shape in ((3, 2), (3,), ())]
+    optimizer = SM3(parameters, beta2=0.9, momentum=0.9, weight_decay=0.1)
+    optimizer.param_groups[0]["lr"] = torch.tensor(0.1, device="meta")
+    for _ in range(3):
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
 
 
 @pytest.mark.parametrize(

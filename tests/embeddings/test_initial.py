@@ -30,6 +30,13 @@ def test_bound_and_spread_follow_the_number_of_ids(prepared: Path) -> None:
             assert abs(float(weights[table.name].std()) / (bound / 3**0.5) - 1) < 0.15
 
 
+def test_weights_of_16_bits_start_next_to_those_of_32(prepared: Path) -> None:
+    _, full = weights_of(prepared)
+    _, short = weights_of(prepared, "embedding.weight_dtype=bfloat16")
+    for name, weight in full.items():
+        assert torch.equal(short[name], weight.bfloat16())
+
+
 def test_partitions_and_tables_start_differently_and_seeds_matter(prepared: Path) -> None:
     trainable, weights = weights_of(prepared)
     table = max(trainable.tables, key=lambda each: each.num_partitions)

@@ -44,20 +44,9 @@ def test_operators_pass_torchs_own_checks(kernel: BagsKernel, wants_weights: boo
     indices, offsets, weights = make_input(6, seed=1)
     weights.requires_grad_(wants_weights)
     of = bags.features
-    torch.library.opcheck(
-        operators.lookup,
-        (
-            bags.weights,
-            indices,
-            offsets,
-            weights.detach(),
-            of.starts,
-            of.sizes,
-            list(of.tables),
-            "sum",
-            kernel,
-        ),
-    )
+    rest = (weights.detach(), of.starts, of.sizes, list(of.tables), "sum", kernel)
+    for kept in (bags.weights, bags.weights.bfloat16()):
+        torch.library.opcheck(operators.lookup, (kept, indices, offsets, *rest))
     # Not test_aot_dispatch_*, which run backward twice and compare: the first run has changed the rows.
     torch.library.opcheck(
         operators.lookup_and_update,

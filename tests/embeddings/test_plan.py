@@ -29,7 +29,7 @@ EMBEDDINGS = EmbeddingBagCollection(
 
 
 def sharder(rule: str) -> RowOptimizerSharder:
-    spec = EmbeddingSpec((TABLE,), row_optimizer_defaults(rule), hold_gradients=False, kernel="torch")
+    spec = EmbeddingSpec((TABLE,), row_optimizer_defaults(rule), False, "torch", "float32")
     return RowOptimizerSharder((TABLE,), {TABLE.name: {SPEC_KEY: spec}})
 
 

@@ -15,7 +15,7 @@ from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding.rw_sharding import RwPooledEmbeddingSharding
 from torchrec.distributed.types import ShardingEnv
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType, dtype_to_data_type
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -23,9 +23,11 @@ from recsys_basis.embeddings.initial import initialize_weights, leave_uninitiali
 from recsys_basis.embeddings.kernel import SPEC_KEY, EmbeddingSpec
 from recsys_basis.embeddings.plan import plan_sharding
 from recsys_basis.embeddings.sharder import RowOptimizerLookup, RowOptimizerSharder
+from recsys_basis.embeddings.spec import WeightDtype
 from recsys_basis.embeddings.striping import Striping
 from recsys_basis.row_optimizers import row_optimizer_defaults
 from recsys_basis.row_optimizers.base import RowOptimizerConfig
+from recsys_basis.row_optimizers.storage import DTYPES
 from recsys_basis.tables import Table
 from recsys_basis.training.runtime import Runtime, RuntimeConfig, start_runtime
 
@@ -70,7 +72,8 @@ def share(step: int, rank: int, world_size: int) -> tuple[KeyedJaggedTensor, tor
     return features, labels[rows]
 
 
-Case = tuple[dict[str, RowOptimizerConfig], str, str]
+Case = tuple[Any, ...]
+"""Arguments of ``train`` after the runtime."""
 """Row optimizer of each table, sharding, pooling."""
 
 
@@ -87,7 +90,11 @@ def train_each(cases: dict[str, Case]) -> dict[str, Any]:
 
 
 def train(
-    runtime: Runtime, configs: dict[str, RowOptimizerConfig], sharding: str, pooling: str
+    runtime: Runtime,
+    configs: dict[str, RowOptimizerConfig],
+    sharding: str,
+    pooling: str,
+    weight_dtype: WeightDtype = "float32",
 ) -> dict[str, torch.Tensor]:
     """Train on ``STEPS`` global batches; full tensors by name, gathered to rank 0."""
     embeddings = EmbeddingBagCollection(
@@ -98,6 +105,7 @@ def train(
                 num_embeddings=table.num_rows,
                 feature_names=[table.name],
                 pooling=PoolingType(pooling.upper()),
+                data_type=dtype_to_data_type(DTYPES[weight_dtype]),
                 init_fn=leave_uninitialized,
             )
             for table in TABLES
@@ -107,7 +115,7 @@ def train(
     sharder = RowOptimizerSharder(
         TABLES,
         {
-            name: {SPEC_KEY: EmbeddingSpec(TABLES, config, hold_gradients=False, kernel="torch")}
+            name: {SPEC_KEY: EmbeddingSpec(TABLES, config, False, "torch", weight_dtype)}
             for name, config in configs.items()
         },
     )
@@ -203,6 +211,8 @@ CASES: dict[str, Case] = {
     },
     "each its own table_wise": (EACH_ITS_OWN, "table_wise", "sum"),
     "each its own row_wise": (EACH_ITS_OWN, "row_wise", "sum"),
+    "bfloat16 table_wise": (for_all("basis"), "table_wise", "sum", "bfloat16"),
+    "bfloat16 row_wise": (for_all("basis"), "row_wise", "sum", "bfloat16"),
     "mean table_wise": (for_all("rowwise_adagrad"), "table_wise", "mean"),
     "mean mixed": (for_all("rowwise_adagrad"), "row_wise", "mean"),  # table c is too small for row-wise
 }
@@ -216,6 +226,8 @@ COLUMN_CASES: dict[str, Case] = {
     },
     "mean column_wise": (for_all("rowwise_adagrad"), "column_wise", "mean"),
     "mean data_parallel": (for_all("rowwise_adagrad"), "data_parallel", "mean"),
+    "float16 column_wise": (for_all("adam"), "column_wise", "sum", "float16"),
+    "float16 data_parallel": (for_all("adam"), "data_parallel", "sum", "float16"),
     "each its own column_wise": (EACH_ITS_OWN, "column_wise", "sum"),
     "frozen adagrad": (for_all("adagrad", learning_rate=0.0), "table_wise", "sum"),
     "frozen rowwise_adagrad": (for_all("rowwise_adagrad", learning_rate=0.0), "column_wise", "sum"),
@@ -277,6 +289,7 @@ def test_two_nodes_of_two_ranks_end_with_the_weights_and_state_of_one_rank(
         ("basis data_parallel", "basis table_wise"),
         ("partial_rowwise_adam data_parallel", "partial_rowwise_adam table_wise"),
         ("mean data_parallel", "mean table_wise"),
+        ("float16 column_wise", "float16 data_parallel"),
     ],
 )
 def test_one_rank_gets_the_same_by_every_sharding(case: str, as_in: str, alone: dict[str, Any]) -> None:

@@ -60,7 +60,7 @@ def test_the_planner_adds_what_the_live_state_of_a_shard_takes(
 ) -> None:
     """For every rule, state_bytes_of is held to live state in row_optimizers/test_contract.py."""
     config = row_optimizer_defaults(name)
-    spec = EmbeddingSpec(TABLES, config, hold_gradients=False, kernel="torch")
+    spec = EmbeddingSpec(TABLES, config, False, "torch", "float32")
     ours = storages(config, device, {SPEC_KEY: spec}, sharding)
     assert len(ours) == num_options
     for option, plain in zip(ours, storages(config, device, {}, sharding), strict=True):

@@ -17,6 +17,7 @@ from support.kernels import require_kernels
 from recsys_basis.embeddings.cpp_lookup import CppLookup
 from recsys_basis.embeddings.features import Bags, Features
 from recsys_basis.embeddings.torch_lookup import TorchLookup
+from recsys_basis.embeddings.weights import Weights
 from recsys_basis.row_optimizers import create_row_optimizer, row_optimizer_defaults
 from recsys_basis.tables import Table, TableShard
 
@@ -79,7 +80,7 @@ def test_rows_beyond_32_bits_are_looked_up_and_updated(
             gradient = torch.randn(len(INDICES), WIDTH, generator=generator)
             sums = lookup.sum_by_row(gradient, bags, with_counts=False)
             assert torch.equal(sums.rows, TOUCHED)
-            lookup.update(optimizer, weights, sums.rows, sums.sums, 0.1)
+            lookup.update(optimizer, Weights(weights, shards), sums.rows, sums.sums, 0.1)
         assert weights[TOUCHED].abs().amin() > 0
         assert not weights[NEIGHBOURS].any()
         results.append(lookup.pool(weights, bags))

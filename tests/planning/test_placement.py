@@ -52,6 +52,14 @@ def test_one_table(rule: str, memory_mb: float, ranks: int | None, device: str) 
     assert fewest(plan_config(BIG, memory_mb=memory_mb, device=device), rule) == ranks
 
 
+@pytest.mark.parametrize(("dtype", "memory_mb"), [("bfloat16", 54), ("float16", 54), ("float32", 106)])
+def test_weights_of_two_bytes_take_half_the_memory(dtype: str, memory_mb: float) -> None:
+    """52.4 MB of a table that takes 104.9 in float32."""
+    embedding = compose_job("plan", [])["embedding"] | {"weight_dtype": dtype}
+    assert fewest(plan_config(BIG, memory_mb=memory_mb, embedding=embedding), "sgd") == 1
+    assert fewest(plan_config(BIG, memory_mb=memory_mb - 3, embedding=embedding), "sgd") == 2
+
+
 def test_whole_tables_beside_each_other() -> None:
     """Three of 104.9 MB: 1 or 2 to a rank, on any number of ranks."""
     table_wise = {"embedding": compose_job("plan", [])["embedding"] | {"sharding": "table_wise"}}

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from recsys_basis.report.records import read_predictions, write_predictions
+from recsys_basis.report.records import read_predictions, whole_lines, write_predictions
 
 
 def test_round_trip_keeps_order_type_and_bits(tmp_path: Path) -> None:
@@ -60,3 +60,10 @@ def test_nothing_is_left_of_predictions_that_do_not_fit(
     with pytest.raises(ValueError, match=message):
         write_predictions(tmp_path, labels, logits)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_line_without_its_end_is_none(tmp_path: Path) -> None:
+    log = tmp_path / "metrics.jsonl"
+    for text, lines in (("", []), ("one\n", ["one"]), ("one\ntwo\nthr", ["one", "two"])):
+        log.write_text(text)
+        assert whole_lines(log) == lines

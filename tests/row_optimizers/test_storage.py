@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.kernels import require_kernels
 from support.rows import update_rows
 
-from recsys_basis.embeddings.choice import choose_bags_kernel
+from recsys_basis.embeddings.weights import Weights
+from recsys_basis.kernels import stored as stored_in_cpp
 from recsys_basis.row_optimizers import create_row_optimizer, row_optimizer_defaults
 from recsys_basis.row_optimizers.base import RowOptimizer
 from recsys_basis.row_optimizers.storage import LOG8_VALUES, Stored, round_randomly
-from recsys_basis.schema import ConfigError
 from recsys_basis.tables import Table, TableShard
 
 NUM_DRAWS = 1 << 16
@@ -22,7 +24,7 @@ EVEN_DRAWS = (torch.arange(NUM_DRAWS) * 10_368_889) & 0xFFFFFF
 
 
 def stored(tensor: torch.Tensor, seed: int = 1) -> Stored:
-    return Stored(tensor, torch.tensor([0]), torch.tensor([seed]))
+    return Stored(tensor, *torch.tensor([[0], [seed], [0]]))
 
 
 def test_an_average_at_beta_999_moves_in_bfloat16_by_stochastic_rounding_alone() -> None:
@@ -123,8 +125,57 @@ def test_a_first_step_is_float32s_and_what_is_kept_lies_next_to_it(scalar: str) 
     assert not torch.equal(short["second_moment"], full["second_moment"])
 
 
-def test_no_kernel_claims_what_it_cannot_keep() -> None:
-    config = row_optimizer_defaults("basis", scalar_dtype="log8")
-    assert choose_bags_kernel("auto", config, "cpu") == "torch"
-    with pytest.raises(ConfigError, match="scalar_dtype = log8 has no C"):
-        choose_bags_kernel("cpp", config, "cpu")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.uint8])
+def test_cpp_reads_and_writes_the_same_bits(dtype: torch.dtype) -> None:
+    require_kernels()
+    generator = torch.Generator().manual_seed(3)
+    places = torch.tensor([[0, 30, 60], [5, -6, 7], [0, 3, 0]])
+    ours, theirs = (Stored(torch.zeros(100, 37, dtype=dtype), *places) for _ in range(2))
+    keys, updates = torch.randperm(100, generator=generator)[:60], torch.arange(60)
+    values = torch.randn(60, 37, generator=generator)
+    values *= 10 ** torch.empty(60, 37).uniform_(-25, 6, generator=generator)
+    values[0, :5] = torch.tensor([0.0, -0.0, -(2.0**-14), 2.0**-24, -7e4])
+    values = values.abs() if dtype == torch.uint8 else values
+    ours.write(keys, values, updates)
+    stored_in_cpp.write(theirs, keys, values, updates)
+    assert torch.equal(ours.tensor.view(torch.uint8), theirs.tensor.view(torch.uint8))
+    assert torch.equal(stored_in_cpp.read(theirs, keys), ours.read(keys))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.uint8])
+def test_cpp_reads_every_number(dtype: torch.dtype) -> None:
+    require_kernels()
+    codes = torch.arange(1 << 8 * dtype.itemsize)
+    tensor = codes.to(torch.uint8 if dtype == torch.uint8 else torch.uint16).view(dtype)[:, None]
+    every = Stored(tensor, *torch.tensor([[0], [0], [0]]))
+    torch.testing.assert_close(
+        stored_in_cpp.read(every, codes), every.read(codes), rtol=0, atol=0, equal_nan=True
+    )
+
+
+def test_cpp_refuses_what_it_would_write_beside_the_tensor() -> None:
+    require_kernels()
+    target = Stored(torch.zeros(4, 2).bfloat16(), *torch.tensor([[0], [0], [0]]))
+    one = torch.ones(1, dtype=torch.int64)
+    for keys, values in ((4 * one, torch.ones(1, 2)), (-one, torch.ones(1, 2)), (one, torch.ones(1, 3))):
+        with pytest.raises(ValueError, match=r"keys: out of range|values: must be"):
+            stored_in_cpp.write(target, keys, values, one)
+    assert not target.tensor.any()
+
+
+def test_blocks_of_columns_and_rows_round_as_the_whole_does() -> None:
+    table = Table("site", 64, 8, 4)
+    block = replace(table, embedding_dim=4)
+
+    def rounded(shard: TableShard, values: torch.Tensor) -> torch.Tensor:
+        weights = Weights(torch.zeros(values.shape, dtype=torch.bfloat16), [shard])
+        weights.write(torch.arange(len(values)), values, torch.full((len(values),), 3))
+        return weights.tensor
+
+    values = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
+    whole = rounded(TableShard.whole(table), values)
+    assert not torch.equal(whole, values.bfloat16())
+    for shard in (TableShard(block, 0, 64, 4), TableShard(block, 32, 32, 0), TableShard(block, 32, 32, 4)):
+        rows, columns = slice(shard.row_offset, shard.row_offset + shard.num_rows), shard.column_offset
+        part = (rows, slice(columns, columns + 4))
+        assert torch.equal(rounded(shard, values[part]), whole[part])

@@ -30,6 +30,7 @@ from recsys_basis.training.loop import Run, run_training
 from recsys_basis.training.spec import TrainConfig
 
 MIXED = "table_row_optimizers={C3: adam, C1?: adam, C12: sgd}"
+SHORT = ("embedding.weight_dtype=bfloat16", "row_optimizer.learning_rate=0.001")
 GROWING = ("row_optimizer.rows_per_bucket=20", "row_optimizer.grow_at=[7,30,40]")
 RULES = ["basis", "basis_literal", "adam", "partial_rowwise_adam", "rowwise_adagrad", "adagrad", "sgd"]
 
@@ -126,7 +127,13 @@ def run_until(config: TrainConfig, step: int, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize(
     "overrides",
-    [*((f"row_optimizer={rule}",) for rule in RULES), ("tower_average_decay=0.9",), (MIXED,), GROWING],
+    [
+        *((f"row_optimizer={rule}",) for rule in RULES),
+        ("tower_average_decay=0.9",),
+        (MIXED,),
+        GROWING,
+        SHORT,
+    ],
 )
 def test_a_killed_run_resumes_bit_for_bit(
     overrides: tuple[str, ...], prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -211,6 +218,10 @@ def test_fbgemm_kernel_gives_the_same_model(prepared: Path, tmp_path: Path) -> N
         (("embedding.kernel=fbgemm", "row_optimizer=sgd", MIXED), "no 'adam' on cpu"),
         (("+table_row_optimizers.C27=adam",), "table_row_optimizers.C27 names no table"),
         (("embedding.kernel=fbgemm", "row_optimizer=sgd", "max_gradient_norm=1.0"), "max_gradient_norm"),
+        (
+            ("embedding.kernel=fbgemm", "row_optimizer=sgd", "embedding.weight_dtype=float16"),
+            "embedding.weight_dtype = float16 with embedding.kernel = fbgemm",
+        ),
         (("row_optimizer.grow_at=[3,25]",), r"grow_at = \[3, 25\].* 25 steps"),
         (("model.dense_arch=[16,4]",), "embedding_dim = 8"),
         (("model.over_arch=[16,2]",), "model.over_arch"),
@@ -309,6 +320,9 @@ def test_a_resumed_run_logs_each_step_once(
 ) -> None:
     config = tiny_config(prepared, tmp_path / "run", "checkpoint_every_steps=10", "resume=auto")
     run_until(config, 19, monkeypatch)
+    for log in ("metrics.jsonl", "diagnostics.jsonl"):
+        with (tmp_path / "run" / log).open("a") as file:
+            file.write('{"step": 1')  # killed in the middle of a line
     run_training(config)
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["kind"] == "train"] == [5, 10, 15, 20, 25]
@@ -424,6 +438,28 @@ def test_the_best_evaluated_weights_stay(prepared: Path, tmp_path: Path) -> None
     assert record.evaluation is not None and record.evaluation["log_loss"] == losses[best]
 
 
+def test_a_checkpoint_keeps_the_evaluation_of_its_weights(prepared: Path, tmp_path: Path) -> None:
+    every_ten = ("evaluate_every_steps=10", "checkpoint_every_steps=5", "checkpoint_keep=9")
+    run_training(tiny_config(prepared, tmp_path / "run", *every_ten))
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    expected = {line["step"]: line["auc"] for line in lines if line["kind"] == "evaluation"}
+    assert list(expected) == [10, 20, 25]
+    for path in list_checkpoints(tmp_path / "run" / "checkpoints"):
+        record = Record.read(path)
+        found = record.evaluation["auc"] if record.evaluation else None
+        assert found == expected.get(record.progress.step)
+
+
+def test_powersgd_says_what_it_does_not_resume(
+    prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ("communication.towers=powersgd", "resume=auto")
+    run_training(tiny_config(prepared, tmp_path / "run", *settings))
+    assert "powersgd" not in capsys.readouterr().out
+    run_training(tiny_config(prepared, tmp_path / "run", *settings))
+    assert "powersgd begins anew: whole gradients for its first 1000 steps" in capsys.readouterr().out
+
+
 def test_a_run_begins_from_a_checkpoint_that_resume_names(prepared: Path, tmp_path: Path) -> None:
     run_training(tiny_config(prepared, tmp_path / "whole", "checkpoint_every_steps=15"))
     path = list_checkpoints(tmp_path / "whole" / "checkpoints")[0]
@@ -432,8 +468,11 @@ def test_a_run_begins_from_a_checkpoint_that_resume_names(prepared: Path, tmp_pa
     run_training(config)
     assert np.array_equal(logits_of(tmp_path / "whole"), logits_of(tmp_path / "other"))
     shutil.rmtree(path)  # as torchrun restarts it: from its own checkpoint, no longer from that one
-    path.mkdir()
-    assert run_training(config) is not None
+    again = tiny_config(prepared, tmp_path / "other", f"resume={path}/")
+    assert run_training(again) is not None
+    shutil.rmtree(tmp_path / "other" / "checkpoints")
+    with pytest.raises(ConfigError, match=r"resume = .*step-000000015"):
+        tiny_config(prepared, tmp_path / "other", f"resume={path}")
     (tmp_path / "another").mkdir()
     with pytest.raises(ConfigError, match="not empty"):
         run_training(config.model_copy(update={"resume": str(tmp_path / "another")}))

@@ -148,8 +148,8 @@ def stall(config: TrainConfig) -> str:
             return ""
         try:
             with collectives_named(config.runtime, lambda: "step 17"):
-                agreement.any_rank(False)
-                agreement.finish()
+                agreement.say(stop=False, fault=False)
+                agreement.hear()
         except StuckError as error:
             return str(error)
         return "nothing"

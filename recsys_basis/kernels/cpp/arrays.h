@@ -14,6 +14,28 @@ struct Entry {
     float weight;       // what that vector is multiplied by
 };
 
+// How numbers are kept: recsys_basis/row_optimizers/storage.py.
+enum class Storage { float32, bfloat16, float16, log8 };
+
+// A tensor that is read and written as float32, by the keys of its first dimension.
+struct Stored {
+    void* data;  // [n, width]
+    Storage storage;
+    int64_t width;
+    const int64_t* starts;         // [num_partitions], first key of each
+    const int64_t* seeds;          // [num_partitions], of its random bits
+    const int64_t* first_columns;  // [num_partitions], where the columns begin in the whole table
+    int64_t num_partitions;
+};
+
+// Some rows of such a tensor.
+struct KeyedRows {
+    const int64_t* keys;  // [count], distinct
+    float* values;        // [count, width]
+    int64_t count;
+    int threads;
+};
+
 // The bags of a batch, feature-major.
 template <class Index>
 struct Bags {
@@ -29,9 +51,21 @@ struct Bags {
 template <class Index>
 struct Lookup {
     Bags<Index> bags;
-    const float* weights;  // [R, D]
-    float* pooled;         // [B, F * D]
+    void* weights;  // [R, D]
+    Storage storage;
+    float* pooled;  // [B, F * D]
     int64_t width;
+    int threads;
+};
+
+// Gradients of per-sample weights: result[l] = weight * <gradient[position], weights[key]> of entry l.
+struct ItemDots {
+    const float* gradient;  // [B * F, D]
+    const Entry* entries;   // [L]
+    void* weights;          // [R, D]
+    Storage storage;
+    float* result;  // [L]
+    int64_t num_items, width;
     int threads;
 };
 
@@ -49,13 +83,14 @@ struct RowSums {
 
 // One update of U distinct rows.
 struct Update {
-    float* weights;          // [R, D]
-    const int64_t* rows;     // [U], ascending
+    float* weights;              // [R, D], or [U, D] of the touched rows alone
+    const int64_t* weight_rows;  // [U], where in weights each row's are; null: in their order
+    const int64_t* rows;         // [U], ascending
     const float* const* gradients;  // [U], each [D]
-    int64_t num_rows;        // U
-    int64_t width;           // D
-    float learning_rate;     // eta
-    float keep;              // 1 - eta * lambda
+    int64_t num_rows;            // U
+    int64_t width;               // D
+    float learning_rate;         // eta
+    float keep;                  // 1 - eta * lambda
     int threads;
 };
 
@@ -148,13 +183,14 @@ struct Basis {
     Direction direction;
     Scalar scalar;
     bool first_of_all;  // M [K, D]; otherwise, where it exists, of private bucket rows only
-    bool energy_start_first, log_form, normalized, by_frequency;
+    bool energy_start_first, log_form, normalized, by_updates;
     float amount1, amount2;  // 1 - beta1, 1 - beta2
     float eps, energy_decay, energy_amount, energy_prior, hypergradient_rate, scalar_min, scalar_max;
     float* first;        // M, or null
     float* second;       // V [K, D]
     int32_t* updates;    // t [K]
     float* row_scalar;   // s or e [R], or null
+    const int64_t* row_counts;       // c [U] of a frequency by row, or null
     const float* energy_correction;  // [U], 1 - decay^T of each row's table, or null
     Corrections corrections1, corrections2;
     const RowBucket* buckets;  // [U]
@@ -164,10 +200,39 @@ struct Basis {
     float* scratch;            // [threads, 3, D]
 };
 
+// The measured scales of Balanced Adam's step 4 for one tensor [num_rows, width], its output channels the rows.
+struct BalancedScales {
+    const float* gradient;
+    float cluster_scale, limit;
+    float* scales;  // [num_rows]
+    int64_t num_rows, width;
+    int threads;
+};
+
+// Steps 3 and 5 of Balanced Adam for one tensor [num_rows, width], its output channels the rows.
+struct BalancedMove {
+    float* weights;
+    const float *gradient, *first, *second;  // g, M, V
+    const float* factors;                    // on V, of rebalancing, or null
+    int8_t *last_sign, *num_flips;           // or null: nobody counts
+    const float* scales;                     // on V, measured, [num_rows], or null
+    float scale;                             // on V, beside the measured: group_scale / (1 - beta2^t)
+    float rate, eps;                         // eta / (1 - beta1^t)
+    float threshold;                         // V below this share of its mean is masked; 0: none
+    int most_flips;                          // M of entries that flipped more often is read as 0
+    bool holds;                              // a masked V holds the entry still, else it is read as the bound
+    int64_t num_rows, width;
+    int threads;
+    double* row_sums;  // [num_rows], scratch
+};
+
 // Every function that is compiled once for each instruction set.
 struct Kernels {
     void (*lookup32)(const Lookup<int32_t>&);
     void (*lookup64)(const Lookup<int64_t>&);
+    void (*per_sample_gradient)(const ItemDots&);
+    void (*read_rows)(const Stored&, const KeyedRows&);
+    void (*write_rows)(const Stored&, const KeyedRows&, const int64_t* updates);
     // The sum of all squares of the sums; not finite where one of them is not.
     double (*sum_rows)(const RowSums&);
     void (*clip_rows)(const Clip&);
@@ -182,6 +247,9 @@ struct Kernels {
     void (*count_sketch_adam)(const Update&, const Runs&, const CountSketchState&);
     void (*basis)(const Update&, const Basis&);
     void (*basis_two_buckets)(const Update&, const Basis&);
+    float (*centred_norm)(const float* row, int64_t width);
+    void (*balanced_adam_scales)(const BalancedScales&);
+    void (*balanced_adam_move)(const BalancedMove&);
 };
 
 }  // namespace recsys

@@ -42,7 +42,7 @@ public:
     RECSYS_PREFETCH void prefetch(const Entry& entry) const {
         const int64_t row = update_.rows[entry.position];
         prefetch_row(update_.gradients[entry.position], width_);
-        prefetch_row(update_.weights + row * width_, width_);
+        prefetch_row(weights_of(update_, entry.position), width_);
         prefetch_row(basis_.second + entry.key * width_, width_);
         __builtin_prefetch(basis_.updates + entry.key, 1);
         if (basis_.row_scalar) __builtin_prefetch(basis_.row_scalar + row, 1);
@@ -55,7 +55,7 @@ public:
         const auto bucket = static_cast<int64_t>(entry.key);
         const float* __restrict g = gradient(u);
         float* __restrict v = basis_.second + bucket * width_;
-        float* __restrict w = update_.weights + row * width_;
+        float* __restrict w = weights_of(update_, u);
         float* __restrict corrected = mean_;
         ++basis_.updates[bucket];
         const float scale = 1 / correction2(bucket), amount = basis_.amount2;
@@ -129,7 +129,7 @@ public:
         const float* __restrict direction = step_5(u);
         const float rate = update_.learning_rate * scalar, keep = update_.keep;
         const float* __restrict inverse = inverse_root_;
-        float* __restrict w = update_.weights + row * width_;
+        float* __restrict w = weights_of(update_, u);
 #pragma omp simd
         for (int64_t d = 0; d < width_; ++d) w[d] = keep * w[d] - rate * direction[d] * inverse[d];  // 6
     }
@@ -174,8 +174,9 @@ private:
                 inner = norms > 0 ? inner / norms : 0;
             }
         }
-        const int32_t updates = basis_.updates[where.first];
-        if (basis_.by_frequency && updates > 1) inner /= static_cast<float>(updates);
+        const int64_t updates = basis_.by_updates ? basis_.updates[where.first] : 1;
+        const int64_t frequency = basis_.row_counts ? basis_.row_counts[u] : updates;
+        if (frequency > 1) inner /= static_cast<float>(frequency);
         const float change = basis_.hypergradient_rate * update_.learning_rate * update_.learning_rate * inner;
         float& s = basis_.row_scalar[update_.rows[u]];
         s = basis_.log_form ? s * std::exp(change) : s + change;

@@ -41,7 +41,7 @@ Bags<Index> make_bags(const Array<const Index, 1>& indices, const Array<const in
 
 // Fills pooled; returns -1, or the first item whose row is out of range, with nothing written.
 template <class Index>
-int64_t lookup(const Array<const float, 2>& weights, const Array<const Index, 1>& indices,
+int64_t lookup(const AnyMatrix& weights, const Array<const Index, 1>& indices,
                const Array<const int64_t, 1>& offsets, const std::optional<Array<const float, 1>>& psw,
                const Array<const int64_t, 1>& feature_starts, const Array<const int64_t, 1>& feature_sizes,
                bool mean, const Array<float, 2>& pooled, int threads) {
@@ -50,10 +50,11 @@ int64_t lookup(const Array<const float, 2>& weights, const Array<const Index, 1>
     require(static_cast<int64_t>(pooled.shape(0)) == bags.batch_size &&
                 static_cast<int64_t>(pooled.shape(1)) == bags.num_features * width,
             "pooled: must be [batch_size, features * width]");
+    const Storage storage = storage_of(weights.dtype());
     const nb::gil_scoped_release released;
     const int64_t wrong = first_out_of_range(bags);
     if (wrong >= 0) return wrong;
-    const Lookup<Index> job{bags, weights.data(), pooled.data(), width, threads};
+    const Lookup<Index> job{bags, weights.data(), storage, pooled.data(), width, threads};
     if constexpr (sizeof(Index) == 4)
         kernels().lookup32(job);
     else
@@ -115,7 +116,7 @@ auto sum_by_row(const Array<const float, 2>& gradient, const Array<const Index, 
 
 // Gradient of each per-sample weight, [L]: <gradient of its bag, its row>, over the bag's size for means.
 template <class Index>
-void per_sample_gradient(const Array<const float, 2>& gradient, const Array<const float, 2>& weights,
+void per_sample_gradient(const Array<const float, 2>& gradient, const AnyMatrix& weights,
                          const Array<const Index, 1>& indices, const Array<const int64_t, 1>& offsets,
                          const Array<const float, 1>& psw, const Array<const int64_t, 1>& feature_starts,
                          const Array<const int64_t, 1>& feature_sizes, bool mean, const Array<float, 1>& result,
@@ -127,16 +128,11 @@ void per_sample_gradient(const Array<const float, 2>& gradient, const Array<cons
                 static_cast<int64_t>(gradient.shape(1)) == bags.num_features * width &&
                 result.size() == indices.size(),
             "gradient: must be [batch_size, features * width], and the result one number an index");
+    const Storage storage = storage_of(weights.dtype());
     const nb::gil_scoped_release released;
     const Buffer<Entry> entries = entries_of(bags, threads);
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t item = 0; item < entries.size; ++item) {
-        const float* left = gradient.data() + entries[item].position * width;
-        const float* right = weights.data() + static_cast<int64_t>(entries[item].key) * width;
-        float sum = 0;
-        for (int64_t d = 0; d < width; ++d) sum += left[d] * right[d];
-        result.data()[item] = entries[item].weight * sum;
-    }
+    kernels().per_sample_gradient({gradient.data(), entries.data(), weights.data(), storage, result.data(),
+                                   entries.size, width, threads});
 }
 
 template <class Index>

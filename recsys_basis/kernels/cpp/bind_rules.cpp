@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "buckets.h"
@@ -23,10 +24,12 @@ using Floats = Array<float, 1>;
 using Matrix = Array<float, 2>;
 using Numbers = Array<const int64_t, 1>;
 
-// The first arguments of every rule.
-Update make_update(const Matrix& weights, const Numbers& rows, const Gradients& gradients,
-                   double learning_rate, double weight_decay, int threads) {
-    const auto num_rows = static_cast<int64_t>(rows.size()), limit = static_cast<int64_t>(weights.shape(0));
+// The first arguments of every rule. The group has `group_rows` rows; weights are of all of them, or of `rows` alone.
+Update make_update(const Matrix& weights, const Numbers& rows, size_t group_rows,
+                   const Gradients& gradients, double learning_rate, double weight_decay, int threads) {
+    const auto num_rows = static_cast<int64_t>(rows.size()), limit = static_cast<int64_t>(group_rows);
+    const bool whole = weights.shape(0) == group_rows;
+    require(whole || weights.shape(0) == rows.size(), "weights: must be those of all rows, or of the touched ones");
     require(gradients.num_rows() == num_rows && gradients.width() == static_cast<int64_t>(weights.shape(1)),
             "gradients: must be [rows, width of weights]");
     bool ascends = true;
@@ -34,6 +37,7 @@ Update make_update(const Matrix& weights, const Numbers& rows, const Gradients& 
     require(ascends, "rows: must be distinct and ascending");
     require(num_rows == 0 || (rows.data()[0] >= 0 && rows.data()[num_rows - 1] < limit), "rows: out of range");
     return {weights.data(),
+            whole ? rows.data() : nullptr,
             rows.data(),
             gradients.rows(),
             num_rows,
@@ -43,9 +47,9 @@ Update make_update(const Matrix& weights, const Numbers& rows, const Gradients& 
             threads};
 }
 
-void require_shape(const Matrix& state, const Matrix& weights) {
-    require(state.shape(0) == weights.shape(0) && state.shape(1) == weights.shape(1),
-            "state: must have the shape of weights");
+void require_shape(const Matrix& state, size_t group_rows, const Matrix& weights) {
+    require(state.shape(0) == group_rows && state.shape(1) == weights.shape(1),
+            "state: must be [group_rows, width of weights]");
 }
 
 // 1 - beta^t, up to where it is 1 in float32 or the table gets long; kept for the life of the process.
@@ -61,25 +65,26 @@ Corrections corrections_of(double beta) {
     return {table.data(), static_cast<int64_t>(table.size()), beta};
 }
 
-void sgd(const Matrix& weights, const Numbers& rows, const Gradients& gradients, double learning_rate,
-         double weight_decay, int threads) {
-    const Update update = make_update(weights, rows, gradients, learning_rate, weight_decay, threads);
+void sgd(const Matrix& weights, const Numbers& rows, size_t group_rows, const Gradients& gradients,
+         double learning_rate, double weight_decay, int threads) {
+    const Update update = make_update(weights, rows, group_rows, gradients, learning_rate, weight_decay, threads);
     const nb::gil_scoped_release released;
     kernels().sgd(update);
 }
 
-void rowwise_adagrad(const Matrix& weights, const Numbers& rows, const Gradients& gradients,
-                     double learning_rate, double weight_decay, int threads, const Floats& squares, float eps) {
-    const Update update = make_update(weights, rows, gradients, learning_rate, weight_decay, threads);
-    require(squares.size() == weights.shape(0), "state: needs one number a row");
+void rowwise_adagrad(const Matrix& weights, const Numbers& rows, size_t group_rows,
+                     const Gradients& gradients, double learning_rate, double weight_decay, int threads,
+                     const Floats& squares, float eps) {
+    const Update update = make_update(weights, rows, group_rows, gradients, learning_rate, weight_decay, threads);
+    require(squares.size() == group_rows, "state: needs one number a row");
     const nb::gil_scoped_release released;
     kernels().rowwise_adagrad(update, squares.data(), eps);
 }
 
-void adagrad(const Matrix& weights, const Numbers& rows, const Gradients& gradients,
+void adagrad(const Matrix& weights, const Numbers& rows, size_t group_rows, const Gradients& gradients,
              double learning_rate, double weight_decay, int threads, const Matrix& squares, float eps) {
-    const Update update = make_update(weights, rows, gradients, learning_rate, weight_decay, threads);
-    require_shape(squares, weights);
+    const Update update = make_update(weights, rows, group_rows, gradients, learning_rate, weight_decay, threads);
+    require_shape(squares, group_rows, weights);
     const nb::gil_scoped_release released;
     kernels().adagrad(update, squares.data(), eps);
 }
@@ -106,12 +111,12 @@ struct TableCorrections {
     }
 };
 
-void adam(const Matrix& weights, const Numbers& rows, const Gradients& gradients, double learning_rate,
-          double weight_decay, int threads, const Matrix& first, const Matrix& second,
+void adam(const Matrix& weights, const Numbers& rows, size_t group_rows, const Gradients& gradients,
+          double learning_rate, double weight_decay, int threads, const Matrix& first, const Matrix& second,
           const Array<int64_t, 1>& updates, const Numbers& row_starts, double beta1, double beta2, float eps) {
-    const Update update = make_update(weights, rows, gradients, learning_rate, weight_decay, threads);
-    require_shape(first, weights);
-    require_shape(second, weights);
+    const Update update = make_update(weights, rows, group_rows, gradients, learning_rate, weight_decay, threads);
+    require_shape(first, group_rows, weights);
+    require_shape(second, group_rows, weights);
     require(updates.size() == row_starts.size(), "updates: needs one number a table");
     const nb::gil_scoped_release released;
     const TableCorrections corrections(update, updates, row_starts, beta1, beta2);
@@ -120,13 +125,13 @@ void adam(const Matrix& weights, const Numbers& rows, const Gradients& gradients
                             corrections.second.data()});
 }
 
-void partial_rowwise_adam(const Matrix& weights, const Numbers& rows, const Gradients& gradients,
-                          double learning_rate, double weight_decay, int threads, const Matrix& first,
-                          const Floats& second, const Array<int64_t, 1>& updates, const Numbers& row_starts,
-                          double beta1, double beta2, float eps) {
-    const Update update = make_update(weights, rows, gradients, learning_rate, weight_decay, threads);
-    require_shape(first, weights);
-    require(second.size() == weights.shape(0), "state: needs one number a row");
+void partial_rowwise_adam(const Matrix& weights, const Numbers& rows, size_t group_rows,
+                          const Gradients& gradients, double learning_rate, double weight_decay,
+                          int threads, const Matrix& first, const Floats& second, const Array<int64_t, 1>& updates,
+                          const Numbers& row_starts, double beta1, double beta2, float eps) {
+    const Update update = make_update(weights, rows, group_rows, gradients, learning_rate, weight_decay, threads);
+    require_shape(first, group_rows, weights);
+    require(second.size() == group_rows, "state: needs one number a row");
     require(updates.size() == row_starts.size(), "updates: needs one number a table");
     const nb::gil_scoped_release released;
     const TableCorrections corrections(update, updates, row_starts, beta1, beta2);
@@ -196,7 +201,7 @@ Basis make_basis(const nb::dict& config) {
     basis.energy_start_first = text("energy_start") == "first";
     basis.log_form = text("hypergradient_form") == "log";
     basis.normalized = flag("hypergradient_normalized");
-    basis.by_frequency = text("hypergradient_by_frequency") == "bucket";  // "row" is plain PyTorch's alone
+    basis.by_updates = text("hypergradient_by_frequency") == "bucket";
     basis.amount1 = static_cast<float>(1 - number("beta1"));
     basis.amount2 = static_cast<float>(1 - number("beta2"));
     basis.eps = static_cast<float>(number("eps"));
@@ -211,22 +216,121 @@ Basis make_basis(const nb::dict& config) {
     return basis;
 }
 
-void basis(const Matrix& weights, const Numbers& rows, const Gradients& gradients,
-           double learning_rate, double weight_decay, int threads, const nb::dict& config,
-           const std::optional<Matrix>& first, const Matrix& second, const Array<int32_t, 1>& updates,
-           const std::optional<Floats>& row_scalar, const std::optional<Array<int64_t, 1>>& table_updates,
+// Entries of a tensor in float32, until `write` rounds them back.
+class Widened {
+public:
+    Widened(const Stored& stored, const int64_t* keys, int64_t count, int threads)
+        : stored_(stored), values_(count * stored.width), rows_{keys, values_.data(), count, threads} {
+        kernels().read_rows(stored_, rows_);
+    }
+
+    float* data() { return values_.data(); }
+    // updates: a number for each entry that it was never written with.
+    void write(const Buffer<int64_t>& updates) { kernels().write_rows(stored_, rows_, updates.data()); }
+
+private:
+    Stored stored_;
+    Buffer<float> values_;
+    KeyedRows rows_;
+};
+
+// Where BASIS keeps its numbers, and how.
+struct BasisTensors {
+    std::optional<StoredTensor> first, row_scalar;
+    StoredTensor second;
+
+    bool all_float32() const { return is_float32(first) && is_float32(second) && is_float32(row_scalar); }
+
+private:
+    static bool is_float32(const std::optional<StoredTensor>& tensor) {
+        return !tensor || tensor->stored().storage == Storage::float32;
+    }
+};
+
+void run_basis(const Update& update, Basis& job, bool two_buckets, const Buffer<RowBucket>& buckets,
+               const Buffer<Entry>& entries, const Groups& groups) {
+    job.buckets = buckets.data();
+    job.entries = entries.data();
+    job.starts = groups.starts.data();
+    job.num_touched = groups.count;
+    (two_buckets ? kernels().basis_two_buckets : kernels().basis)(update, job);
+}
+
+// The same on state that is kept in fewer bits: the rule sees what it touches in float32, bucket rows numbered
+// 0..C-1 and rows 0..U-1, and after it all is rounded with t, the updates of the bucket row, for its number.
+void run_basis_widened(Update update, Basis& job, bool two_buckets, const Buffer<RowBucket>& buckets,
+                       Buffer<Entry>& entries, const Groups& groups, const BasisTensors& tensors) {
+    const int64_t num_rows = update.num_rows;
+    Buffer<RowBucket> renumbered(num_rows);
+    Buffer<int64_t> bucket_rows(groups.count), private_rows(num_rows), order(num_rows);
+    Buffer<int32_t> updates(groups.count);
+    int64_t num_private = 0;
+    for (int64_t u = 0; u < num_rows; ++u) {
+        order[u] = u;
+        const bool is_private = buckets[u].private_row >= 0;
+        renumbered[u] = {0, 0, is_private ? num_private : -1, buckets[u].sign};
+        if (is_private) private_rows[num_private++] = buckets[u].private_row;
+    }
+    for (int64_t c = 0; c < groups.count; ++c) {
+        const auto bucket = static_cast<int64_t>(entries[groups.starts[c]].key);
+        bucket_rows[c] = bucket;
+        updates[c] = job.updates[bucket];
+        for (int64_t i = groups.starts[c]; i < groups.starts[c + 1]; ++i) {
+            const int64_t u = entries[i].position;
+            entries[i].key = c;
+            if (buckets[u].first == bucket) renumbered[u].first = c;
+            if (buckets[u].second == bucket) renumbered[u].second = c;
+        }
+    }
+    Widened second(tensors.second.stored(), bucket_rows.data(), groups.count, update.threads);
+    std::optional<Widened> first, row_scalar;
+    if (tensors.first)
+        first.emplace(tensors.first->stored(), job.first_of_all ? bucket_rows.data() : private_rows.data(),
+                      job.first_of_all ? groups.count : num_private, update.threads);
+    if (tensors.row_scalar) row_scalar.emplace(tensors.row_scalar->stored(), update.rows, num_rows, update.threads);
+
+    int32_t* group_updates = std::exchange(job.updates, updates.data());
+    job.second = second.data();
+    job.first = first ? first->data() : nullptr;
+    job.row_scalar = row_scalar ? row_scalar->data() : nullptr;
+    update.rows = order.data();
+    run_basis(update, job, two_buckets, renumbered, entries, groups);
+
+    Buffer<int64_t> of_buckets(groups.count), of_rows(num_rows), of_private(num_private);
+    for (int64_t c = 0; c < groups.count; ++c) of_buckets[c] = group_updates[bucket_rows[c]] = updates[c];
+    for (int64_t u = 0; u < num_rows; ++u) {
+        of_rows[u] = updates[renumbered[u].first];
+        if (renumbered[u].private_row >= 0) of_private[renumbered[u].private_row] = of_rows[u];
+    }
+    second.write(of_buckets);
+    if (first) first->write(job.first_of_all ? of_buckets : of_private);
+    if (row_scalar) row_scalar->write(of_rows);
+}
+
+void basis(const Matrix& weights, const Numbers& rows, size_t group_rows, const Gradients& gradients,
+           double learning_rate, double weight_decay, int threads, const nb::dict& config, const nb::object& first,
+           const nb::object& second, const Array<int32_t, 1>& updates, const nb::object& row_scalar,
+           const std::optional<Numbers>& row_counts, const std::optional<Array<int64_t, 1>>& table_updates,
            const std::optional<Numbers>& table_starts, const Numbers& row_start, const Numbers& private_rows,
            const Numbers& shared, const Numbers& shared_buckets, const Numbers& bucket_start,
            const Numbers& private_start, const Numbers& keys, const Numbers& sign_seeds) {
-    const Update update = make_update(weights, rows, gradients, learning_rate, weight_decay, threads);
+    const Update update = make_update(weights, rows, group_rows, gradients, learning_rate, weight_decay, threads);
     Basis job = make_basis(config);
-    require(second.shape(0) == updates.size() && second.shape(1) == weights.shape(1),
+    const auto tensor_of = [](const nb::object& stored) {
+        return stored.is_none() ? std::nullopt : std::optional<StoredTensor>(stored);
+    };
+    const BasisTensors tensors{tensor_of(first), tensor_of(row_scalar), StoredTensor(second)};
+    const auto num_buckets = static_cast<int64_t>(updates.size());
+    require(tensors.second.size() == num_buckets && tensors.second.width() == update.width,
             "second: must be [buckets, width], and updates one number a bucket");
-    require(!job.first_of_all || (first && first->shape(0) == updates.size()), "first: must be [buckets, width]");
-    require(job.direction == Direction::gradient || first, "first: must be there");
-    require(!first || first->shape(1) == weights.shape(1), "first: must be as wide as weights");
-    require(job.scalar == Scalar::none || (row_scalar && row_scalar->size() == weights.shape(0)),
+    require(!job.first_of_all || (tensors.first && tensors.first->size() == num_buckets),
+            "first: must be [buckets, width]");
+    require(job.direction == Direction::gradient || tensors.first, "first: must be there");
+    require(!tensors.first || tensors.first->width() == update.width, "first: must be as wide as weights");
+    require(job.scalar == Scalar::none ||
+                (tensors.row_scalar && tensors.row_scalar->size() == static_cast<int64_t>(group_rows)),
             "row_scalar: needs one number a row");
+    require(!row_counts || row_counts->size() == rows.size(), "row_counts: needs one number a touched row");
     require(!table_updates || (table_starts && table_starts->size() == table_updates->size()),
             "table_updates: needs one number a table");
     const auto hash = nb::cast<std::string>(config["hash"]);
@@ -242,16 +346,15 @@ void basis(const Matrix& weights, const Numbers& rows, const Gradients& gradient
     std::optional<TableCorrections> corrections;
     if (table_updates) corrections.emplace(update, *table_updates, *table_starts, job.energy_decay, 0.0);
     job.energy_correction = corrections ? corrections->first.data() : nullptr;
-    job.first = first ? first->data() : nullptr;
-    job.second = second.data();
+    job.row_counts = row_counts ? row_counts->data() : nullptr;
     job.updates = updates.data();
-    job.row_scalar = row_scalar ? row_scalar->data() : nullptr;
-    job.buckets = buckets.data();
-    job.entries = entries.data();
-    job.starts = groups.starts.data();
-    job.num_touched = groups.count;
     job.scratch = scratch.data();
-    (hash == "double" ? kernels().basis_two_buckets : kernels().basis)(update, job);
+    if (!tensors.all_float32())
+        return run_basis_widened(update, job, hash == "double", buckets, entries, groups, tensors);
+    job.first = tensors.first ? static_cast<float*>(tensors.first->stored().data) : nullptr;
+    job.second = static_cast<float*>(tensors.second.stored().data);
+    job.row_scalar = tensors.row_scalar ? static_cast<float*>(tensors.row_scalar->stored().data) : nullptr;
+    run_basis(update, job, hash == "double", buckets, entries, groups);
 }
 
 // Runs of rows of one partition; row_start holds the first row of each.
@@ -276,11 +379,11 @@ private:
     std::vector<int64_t> starts_, partitions_;
 };
 
-void sm3(const Matrix& weights, const Numbers& rows, const Gradients& gradients, double learning_rate,
-         double weight_decay, int threads, const Floats& row_maxima, const std::optional<Matrix>& column_maxima,
-         const Numbers& row_start, float eps) {
-    const Update update = make_update(weights, rows, gradients, learning_rate, weight_decay, threads);
-    require(row_maxima.size() == weights.shape(0), "row_maxima: needs one number a row");
+void sm3(const Matrix& weights, const Numbers& rows, size_t group_rows, const Gradients& gradients,
+         double learning_rate, double weight_decay, int threads, const Floats& row_maxima,
+         const std::optional<Matrix>& column_maxima, const Numbers& row_start, float eps) {
+    const Update update = make_update(weights, rows, group_rows, gradients, learning_rate, weight_decay, threads);
+    require(row_maxima.size() == group_rows, "row_maxima: needs one number a row");
     require(!column_maxima || (column_maxima->shape(0) == row_start.size() && column_maxima->shape(1) == weights.shape(1)),
             "column_maxima: must be [partitions, width]");
     const nb::gil_scoped_release released;
@@ -291,16 +394,16 @@ void sm3(const Matrix& weights, const Numbers& rows, const Gradients& gradients,
                                    {row_maxima.data(), column_maxima->data(), eps, scratch.data()});
 }
 
-void adafactor(const Matrix& weights, const Numbers& rows, const Gradients& gradients,
+void adafactor(const Matrix& weights, const Numbers& rows, size_t group_rows, const Gradients& gradients,
                double learning_rate, double weight_decay, int threads, const Floats& row_average,
                const Matrix& column_average, const std::optional<Array<int32_t, 1>>& row_updates,
                const std::optional<Array<int32_t, 1>>& column_updates, const Numbers& row_start, double decay_power,
                std::optional<double> beta2, float eps, float update_clip) {
-    const Update update = make_update(weights, rows, gradients, learning_rate, weight_decay, threads);
-    require(row_average.size() == weights.shape(0), "row_average: needs one number a row");
+    const Update update = make_update(weights, rows, group_rows, gradients, learning_rate, weight_decay, threads);
+    require(row_average.size() == group_rows, "row_average: needs one number a row");
     require(column_average.shape(0) == row_start.size() && column_average.shape(1) == weights.shape(1),
             "column_average: must be [partitions, width]");
-    require(beta2 || (row_updates && row_updates->size() == weights.shape(0) && column_updates &&
+    require(beta2 || (row_updates && row_updates->size() == group_rows && column_updates &&
                       column_updates->size() == row_start.size()),
             "updates: must be there, one a row and one a partition, where beta2 is not constant");
     const nb::gil_scoped_release released;
@@ -313,12 +416,12 @@ void adafactor(const Matrix& weights, const Numbers& rows, const Gradients& grad
                          inverse_roots.data()});
 }
 
-void count_sketch_adam(const Matrix& weights, const Numbers& rows, const Gradients& gradients,
-                       double learning_rate, double weight_decay, int threads, const std::optional<Matrix>& first,
-                       const Matrix& second, const Array<int64_t, 1>& updates, const Numbers& table_starts,
-                       const Numbers& row_start, const Numbers& bucket_start, const Numbers& widths,
-                       const Numbers& seeds, double beta1, double beta2, float eps) {
-    const Update update = make_update(weights, rows, gradients, learning_rate, weight_decay, threads);
+void count_sketch_adam(const Matrix& weights, const Numbers& rows, size_t group_rows,
+                       const Gradients& gradients, double learning_rate, double weight_decay, int threads,
+                       const std::optional<Matrix>& first, const Matrix& second, const Array<int64_t, 1>& updates,
+                       const Numbers& table_starts, const Numbers& row_start, const Numbers& bucket_start,
+                       const Numbers& widths, const Numbers& seeds, double beta1, double beta2, float eps) {
+    const Update update = make_update(weights, rows, group_rows, gradients, learning_rate, weight_decay, threads);
     require(second.shape(1) == weights.shape(1), "second: must be as wide as weights");
     require(!first || (first->shape(0) == second.shape(0) && first->shape(1) == second.shape(1)),
             "first: must have the shape of second");
@@ -365,30 +468,32 @@ void bind_rules(nb::module_& module) {
             const size_t shape[] = {static_cast<size_t>(gradients.num_rows()), static_cast<size_t>(gradients.width())};
             return nb::ndarray<nb::pytorch, float>(whole, 2, shape, self);
         });
-    module.def("sgd", sgd, "weights"_a, "rows"_a, "gradients"_a, "learning_rate"_a, "weight_decay"_a, "threads"_a);
-    module.def("rowwise_adagrad", rowwise_adagrad, "weights"_a, "rows"_a, "gradients"_a, "learning_rate"_a,
+    module.def("sgd", sgd, "weights"_a, "rows"_a, "group_rows"_a, "gradients"_a, "learning_rate"_a, "weight_decay"_a,
+               "threads"_a);
+    module.def("rowwise_adagrad", rowwise_adagrad, "weights"_a, "rows"_a, "group_rows"_a, "gradients"_a,
+               "learning_rate"_a, "weight_decay"_a, "threads"_a, "squares"_a, "eps"_a);
+    module.def("adagrad", adagrad, "weights"_a, "rows"_a, "group_rows"_a, "gradients"_a, "learning_rate"_a,
                "weight_decay"_a, "threads"_a, "squares"_a, "eps"_a);
-    module.def("adagrad", adagrad, "weights"_a, "rows"_a, "gradients"_a, "learning_rate"_a, "weight_decay"_a,
-               "threads"_a, "squares"_a, "eps"_a);
-    module.def("adam", adam, "weights"_a, "rows"_a, "gradients"_a, "learning_rate"_a, "weight_decay"_a,
+    module.def("adam", adam, "weights"_a, "rows"_a, "group_rows"_a, "gradients"_a, "learning_rate"_a, "weight_decay"_a,
                "threads"_a, "first"_a, "second"_a, "updates"_a, "row_starts"_a, "beta1"_a, "beta2"_a, "eps"_a);
-    module.def("partial_rowwise_adam", partial_rowwise_adam, "weights"_a, "rows"_a, "gradients"_a,
+    module.def("partial_rowwise_adam", partial_rowwise_adam, "weights"_a, "rows"_a, "group_rows"_a, "gradients"_a,
                "learning_rate"_a, "weight_decay"_a, "threads"_a, "first"_a, "second"_a, "updates"_a,
                "row_starts"_a, "beta1"_a, "beta2"_a, "eps"_a);
-    module.def("sm3", sm3, "weights"_a, "rows"_a, "gradients"_a, "learning_rate"_a, "weight_decay"_a, "threads"_a,
-               "row_maxima"_a, "column_maxima"_a.none(), "row_start"_a, "eps"_a);
-    module.def("adafactor", adafactor, "weights"_a, "rows"_a, "gradients"_a, "learning_rate"_a, "weight_decay"_a,
-               "threads"_a, "row_average"_a, "column_average"_a, "row_updates"_a.none(), "column_updates"_a.none(),
-               "row_start"_a, "decay_power"_a, "beta2"_a.none(), "eps"_a, "update_clip"_a);
-    module.def("count_sketch_adam", count_sketch_adam, "weights"_a, "rows"_a, "gradients"_a, "learning_rate"_a,
-               "weight_decay"_a, "threads"_a, "first"_a.none(), "second"_a, "updates"_a, "table_starts"_a,
-               "row_start"_a, "bucket_start"_a, "widths"_a, "seeds"_a, "beta1"_a, "beta2"_a, "eps"_a);
+    module.def("sm3", sm3, "weights"_a, "rows"_a, "group_rows"_a, "gradients"_a, "learning_rate"_a, "weight_decay"_a,
+               "threads"_a, "row_maxima"_a, "column_maxima"_a.none(), "row_start"_a, "eps"_a);
+    module.def("adafactor", adafactor, "weights"_a, "rows"_a, "group_rows"_a, "gradients"_a, "learning_rate"_a,
+               "weight_decay"_a, "threads"_a, "row_average"_a, "column_average"_a, "row_updates"_a.none(),
+               "column_updates"_a.none(), "row_start"_a, "decay_power"_a, "beta2"_a.none(), "eps"_a, "update_clip"_a);
+    module.def("count_sketch_adam", count_sketch_adam, "weights"_a, "rows"_a, "group_rows"_a, "gradients"_a,
+               "learning_rate"_a, "weight_decay"_a, "threads"_a, "first"_a.none(), "second"_a, "updates"_a,
+               "table_starts"_a, "row_start"_a, "bucket_start"_a, "widths"_a, "seeds"_a, "beta1"_a, "beta2"_a, "eps"_a);
     module.def("clip_rows", clip_rows, "weights"_a, "rows"_a, "gradients"_a, "counts"_a.none(), "max_norm"_a.none(),
                "cowclip_ratio"_a.none(), "cowclip_min_norm"_a, "threads"_a);
-    module.def("basis", basis, "weights"_a, "rows"_a, "gradients"_a, "learning_rate"_a, "weight_decay"_a,
-               "threads"_a, "config"_a, "first"_a.none(), "second"_a, "updates"_a, "row_scalar"_a.none(),
-               "table_updates"_a.none(), "table_starts"_a.none(), "row_start"_a, "private_rows"_a, "shared"_a, "shared_buckets"_a, "bucket_start"_a,
-               "private_start"_a, "keys"_a, "sign_seeds"_a);
+    module.def("basis", basis, "weights"_a, "rows"_a, "group_rows"_a, "gradients"_a, "learning_rate"_a,
+               "weight_decay"_a, "threads"_a, "config"_a, "first"_a.none(), "second"_a, "updates"_a,
+               "row_scalar"_a.none(), "row_counts"_a.none(), "table_updates"_a.none(), "table_starts"_a.none(),
+               "row_start"_a, "private_rows"_a, "shared"_a, "shared_buckets"_a, "bucket_start"_a, "private_start"_a,
+               "keys"_a, "sign_seeds"_a);
 }
 
 }  // namespace recsys

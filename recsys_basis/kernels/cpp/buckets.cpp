@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "hash.h"
+
 namespace recsys {
 namespace {
 
@@ -32,13 +34,6 @@ private:
     uint64_t divisor_, magic_ = 0;
     int shift_ = 0;
 };
-
-// MurmurHash3's 64-bit finaliser.
-uint64_t mix64(uint64_t value) {
-    value = (value ^ value >> 33) * 0xFF51AFD7ED558CCD;
-    value = (value ^ value >> 33) * 0xC4CEB9FE1A85EC53;
-    return value ^ value >> 33;
-}
 
 // One partition of the map, and the hash within it.
 struct Partition {

@@ -5,11 +5,12 @@
 
 #include "arrays.h"
 #include "rows.h"
+#include "stored.h"
 
 namespace recsys::RECSYS_VARIANT {
 
-template <class Index, class WidthType>
-void lookup_of(const Lookup<Index>& job, WidthType width) {
+template <class Index, class Element, class WidthType>
+void lookup_in(const Element* weights, const Lookup<Index>& job, WidthType width) {
     constexpr int64_t kAhead = 20;   // items between a prefetch and its use
     constexpr int64_t kBlock = 256;  // bags
     const Bags<Index>& bags = job.bags;
@@ -20,7 +21,7 @@ void lookup_of(const Lookup<Index>& job, WidthType width) {
         const int64_t first = block % blocks_per_feature * kBlock;
         const int64_t last = first + kBlock < bags.batch_size ? first + kBlock : bags.batch_size;
         const int64_t* offsets = bags.offsets + feature * bags.batch_size;
-        const float* table = job.weights + bags.feature_starts[feature] * width;
+        const Element* table = weights + bags.feature_starts[feature] * width;
         const int64_t end_of_block = offsets[last];
         for (int64_t item = offsets[first]; item < end_of_block && item < offsets[first] + kAhead; ++item)
             prefetch_row(table + bags.indices[item] * width, width);
@@ -32,7 +33,7 @@ void lookup_of(const Lookup<Index>& job, WidthType width) {
             for (int64_t item = begin; item < end; ++item) {
                 if (item + kAhead < end_of_block)
                     prefetch_row(table + bags.indices[item + kAhead] * width, width);
-                const float* row = table + bags.indices[item] * width;
+                const Element* row = table + bags.indices[item] * width;
                 const float scale = bags.per_sample_weights ? bags.per_sample_weights[item] * factor : factor;
                 if (item == begin)
                     set_scaled(pooled, row, scale, width);
@@ -45,7 +46,23 @@ void lookup_of(const Lookup<Index>& job, WidthType width) {
 
 template <class Index>
 void lookup(const Lookup<Index>& job) {
-    with_width(job.width, [&](auto width) { lookup_of(job, width); });
+    with_elements(job.weights, job.storage, [&](const auto* weights) {
+        with_width(job.width, [&](auto width) { lookup_in(weights, job, width); });
+    });
+}
+
+void per_sample_gradient(const ItemDots& job) {
+    const int64_t width = job.width;
+    with_elements(job.weights, job.storage, [&](const auto* weights) {
+#pragma omp parallel for num_threads(job.threads) schedule(static)
+        for (int64_t item = 0; item < job.num_items; ++item) {
+            const float* left = job.gradient + job.entries[item].position * width;
+            const auto* right = weights + static_cast<int64_t>(job.entries[item].key) * width;
+            float sum = 0;
+            for (int64_t d = 0; d < width; ++d) sum += left[d] * widen(right[d]);
+            job.result[item] = job.entries[item].weight * sum;
+        }
+    });
 }
 
 }  // namespace recsys::RECSYS_VARIANT

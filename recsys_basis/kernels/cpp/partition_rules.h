@@ -22,7 +22,7 @@ void update_partitions(const Update& update, const Runs& runs, const Rule& rule)
 RECSYS_PREFETCH void prefetch_weights(const Update& update, int64_t u) {
     constexpr int64_t kAhead = 16;  // rows between a prefetch and its use
     if (u + kAhead < update.num_rows)
-        prefetch_row(update.weights + update.rows[u + kAhead] * update.width, update.width);
+        prefetch_row(weights_of(update, u + kAhead), update.width);
 }
 
 struct Sm3RowsAndColumns {
@@ -38,7 +38,7 @@ struct Sm3RowsAndColumns {
         for (int64_t u = begin; u < end; ++u) {
             prefetch_weights(update, u);
             const float* __restrict g = update.gradients[u];
-            float* __restrict w = update.weights + update.rows[u] * width;
+            float* __restrict w = weights_of(update, u);
             float& maximum = state.rows[update.rows[u]];
             const float bound = maximum;
             float largest = 0;
@@ -81,7 +81,7 @@ struct Adafactor {
         const float rate = excess > 1 ? update.learning_rate / excess : update.learning_rate;  // 5
         for (int64_t u = begin; u < end; ++u) {
             prefetch_weights(update, u);
-            float* __restrict w = update.weights + update.rows[u] * width;
+            float* __restrict w = weights_of(update, u);
             set_to_update(direction, u, state.inverse_roots[u], shape);
 #pragma omp simd
             for (int64_t d = 0; d < width; ++d) w[d] = update.keep * w[d] - rate * direction[d];  // 6
@@ -161,7 +161,7 @@ private:
     void step_4(int64_t u) const {
         prefetch_weights(update, u);
         const int64_t width = update.width;
-        float* __restrict w = update.weights + update.rows[u] * width;
+        float* __restrict w = weights_of(update, u);
         float* __restrict v = second_of(u);
         read_second(u, v);
         if (state.first) read_first(u, first_of(u));

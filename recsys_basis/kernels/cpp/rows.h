@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "arrays.h"
+
 namespace recsys::RECSYS_VARIANT {
 
 // A width known when the kernels are compiled, or 0 and a number: loops over a known one are unrolled whole.
@@ -34,6 +36,11 @@ RECSYS_PREFETCH void prefetch_row(const float* row, int64_t width) {
     for (int64_t d = 0; d < width; d += 16) __builtin_prefetch(row + d, 0, kSecondCache);
     // Rows need not start with a cache line.
     if (reinterpret_cast<uintptr_t>(row) % 64) __builtin_prefetch(row + width - 1, 0, kSecondCache);
+}
+
+// The weights [D] of row number u of a batch.
+inline float* weights_of(const Update& update, int64_t u) {
+    return update.weights + (update.weight_rows ? update.weight_rows[u] : u) * update.width;
 }
 
 // 16 numbers side by side: sums over a row add in the same order on every instruction set and at every address.

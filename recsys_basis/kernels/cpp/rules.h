@@ -22,13 +22,11 @@ void update_rows(const Update& update, const Rule& rule) {
         const int64_t last = block + kBlock < update.num_rows ? block + kBlock : update.num_rows;
         for (int64_t u = block; u < last; ++u) {
             if (u + kAhead < update.num_rows) {
-                const int64_t coming = update.rows[u + kAhead];
                 prefetch_row(update.gradients[u + kAhead], width);
-                prefetch_row(update.weights + coming * width, width);
-                rule.prefetch(coming);
+                prefetch_row(weights_of(update, u + kAhead), width);
+                rule.prefetch(update.rows[u + kAhead]);
             }
-            const int64_t row = update.rows[u];
-            rule.apply(u, row, update.gradients[u], update.weights + row * width);
+            rule.apply(u, update.rows[u], update.gradients[u], weights_of(update, u));
         }
     }
 }

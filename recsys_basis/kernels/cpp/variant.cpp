@@ -16,11 +16,13 @@ inline int thread_number() {
 }
 }  // namespace recsys::RECSYS_VARIANT
 
+#include "balanced_adam.h"
 #include "basis.h"
 #include "clip_rows.h"
 #include "lookup.h"
 #include "partition_rules.h"
 #include "rules.h"
+#include "stored.h"
 #include "sum_rows.h"
 
 namespace recsys::RECSYS_VARIANT {
@@ -63,8 +65,9 @@ void count_sketch_adam(const Update& update, const Runs& runs, const CountSketch
 }  // namespace
 
 extern const Kernels kernels;
-const Kernels kernels = {lookup<int32_t>, lookup<int64_t>, sum_rows, clip_rows, sgd, rowwise_adagrad, adagrad, adam,
+const Kernels kernels = {lookup<int32_t>, lookup<int64_t>, per_sample_gradient, read_rows, write_rows, sum_rows,
+                         clip_rows, sgd, rowwise_adagrad, adagrad, adam,
                          partial_rowwise_adam, sm3_rows, sm3_rows_and_columns, adafactor, count_sketch_adam,
-                         basis, basis_two_buckets};
+                         basis, basis_two_buckets, centred_norm, balanced_adam_scales, balanced_adam_move};
 
 }  // namespace recsys::RECSYS_VARIANT

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 
 from recsys_basis.row_optimizers.base import RowOptimizer, State
-from recsys_basis.row_optimizers.basis.buckets import BucketMap, RowBuckets, partition_seeds
+from recsys_basis.row_optimizers.basis.buckets import BucketMap, RowBuckets
 from recsys_basis.row_optimizers.basis.row_counts import RowCounts
 from recsys_basis.row_optimizers.basis.spec import BasisConfig
 from recsys_basis.row_optimizers.bias import TableUpdates, bias_correction
 from recsys_basis.row_optimizers.rows import change_rows
-from recsys_basis.row_optimizers.storage import DTYPES, Stored
+from recsys_basis.row_optimizers.storage import DTYPES, Stored, rounding_of
 from recsys_basis.segments import Segments
 from recsys_basis.tables import TableShard
 
@@ -93,6 +93,8 @@ class Basis(RowOptimizer):
         num_buckets, width = self.buckets.num_buckets, self.embedding_dim
         moment_dtype, scalar_dtype = DTYPES[config.moment_dtype], DTYPES[config.scalar_dtype]
         self.second = torch.zeros(num_buckets, width, dtype=moment_dtype, device=self.device)
+        self.stored: dict[str, Stored] = {}
+        """By name, the states that may be kept in fewer bits."""
         self._second = self._stored(self.second, self.buckets.bucket_start, "second_moment")
         self.updates = torch.zeros(num_buckets, dtype=torch.int32, device=self.device)
         self.state["second_moment"] = State(self.second, "bucket")
@@ -119,8 +121,9 @@ class Basis(RowOptimizer):
             self.state["table_updates"] = State(self.table_updates.count, "table")
 
     def _stored(self, tensor: torch.Tensor, starts: torch.Tensor, name: str) -> Stored:
-        seeds = partition_seeds(self.shards, self.config.hash_seed, [f"round/{name}"])[0]
-        return Stored(tensor, starts, seeds.to(self.device))
+        rounding = rounding_of(self.shards, name, self.config.hash_seed, self.device)
+        self.stored[name] = Stored(tensor, starts, *rounding)
+        return self.stored[name]
 
     def buckets_of_shard(self, shard: TableShard, name: str) -> tuple[int, int, int]:
         """As in the base class; the first moment may have private bucket rows only."""
@@ -208,7 +211,7 @@ class Basis(RowOptimizer):
         old = self._scalar.read(rows)
         new = old + change if config.hypergradient_form == "linear" else old * change.exp()
         new.clamp_(config.scalar_min, config.scalar_max)
-        self._scalar.write(rows, new, updates)
+        self._scalar.write(rows, new, updates + 1)
         return new
 
     def _steps_2_and_3(

@@ -229,7 +229,7 @@ def test_random_signs_make_a_shared_momentum_unbiased_and_noisy(signed: bool) ->
 def test_an_energy_in_log8_is_exact_on_average_and_off_by_a_third() -> None:
     """Squares q of normal numbers: an energy of mean 1 and deviation sqrt(0.26 mean |q - 1| / 2) = 0.36."""
     keys, generator = torch.arange(1000), draw(5)
-    codes = Stored(torch.full((1000,), 192, dtype=torch.uint8), torch.tensor([0]), torch.tensor([7]))
+    codes = Stored(torch.full((1000,), 192, dtype=torch.uint8), *torch.tensor([[0], [7], [0]]))
     exact, decay = torch.ones(1000), 0.99
     assert LOG8_VALUES[192] == 1
     for number in range(400):

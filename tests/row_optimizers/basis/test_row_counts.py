@@ -8,9 +8,10 @@ import numpy as np
 import pyarrow.dataset as ds
 import pytest
 import torch
+from support.kernels import require_kernels
 from support.trained import trained
 
-from recsys_basis.embeddings.choice import choose_bags_kernel
+from recsys_basis.embeddings.bags import RowOptimizedEmbeddingBags
 from recsys_basis.id_counts import IdCounts
 from recsys_basis.row_optimizers import create_row_optimizer, row_optimizer_defaults
 from recsys_basis.row_optimizers.basis import Basis
@@ -55,7 +56,21 @@ def test_a_table_without_counts_is_refused_by_name_where_rows_change() -> None:
     assert Basis.state_bytes_of(BY_ROW, shard) == 10 * 4 + 2 * 4 * 4 + 4, "a planner needs none"
 
 
-def test_no_kernel_claims_to_know_the_counts() -> None:
-    assert choose_bags_kernel("auto", BY_ROW, "cpu") == "torch"
-    with pytest.raises(ConfigError, match="hypergradient_by_frequency = row has no C"):
-        choose_bags_kernel("cpp", BY_ROW, "cpu")
+def test_cpp_divides_by_the_counts_that_torch_does() -> None:
+    require_kernels()
+    counts = IdCounts.of(np.array([10**12, 5000, 90, 40, 7, 7, 1, 1, 1, 0]))
+    shard = TableShard.whole(Table("site", 10, 4, 2, counts))
+    # So large a rate that a count decides where s goes, and clips that do not.
+    config = BY_ROW.model_copy(
+        update={"hypergradient_rate": 100.0, "scalar_min": 1e-6, "scalar_max": 1e6, "learning_rate": 0.1}
+    )
+    scalars = []
+    for kernel in ("torch", "cpp"):
+        bags = RowOptimizedEmbeddingBags([shard], [0], config, kernel=kernel)
+        for step in range(5):
+            gradient = torch.rand(10, 4, generator=torch.Generator().manual_seed(step))
+            bags(torch.arange(10), torch.arange(11)).backward(gradient)
+        scalars.append(bags.row_optimizer.state["scalar"].tensor)
+    torch.testing.assert_close(scalars[1], scalars[0], rtol=1e-5, atol=0)
+    moved = (scalars[0] - 1).abs()[shard.table.rows_of(torch.arange(10))]
+    assert moved[0] < 1e-6 < moved[1] < 1e-2 < moved[9], "rare ids move, common ones do not"

@@ -1,0 +1,47 @@
+"""Whether Balanced Adam's passes over memory run in C++ (kernels/cpp/balanced_adam.h) or in plain PyTorch.
+
+PyTorch is the truth and takes every tensor. C++ reads and writes the same state in fewer passes, so a
+checkpoint of one goes on with the other.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from recsys_basis.kernels.extension import missing_reason
+
+Kernel = Literal["auto", "cpp", "torch"]
+DTYPES = (torch.float32, torch.int8)
+"""Of the kernels' tensors; int8 are the counters of flips."""
+PLAIN = (Tensor, nn.Parameter)
+"""Any subclass may keep its numbers elsewhere, as DTensor does."""
+
+
+def uses_cpp(kernel: Kernel, *tensors: Tensor) -> bool:
+    """Whether C++ takes ``tensors``: a parameter, and what its step reads and writes in the same shape.
+
+    auto: where it can, else PyTorch. Raises RuntimeError if cpp is wanted and cannot.
+    """
+    if kernel == "torch":
+        return False
+    reason = _cpp_missing_reason(tensors)
+    if reason is not None and kernel == "cpp":
+        raise RuntimeError(f"BalancedAdam(kernel='cpp'): {reason}; or choose kernel='torch', or 'auto'")
+    return reason is None
+
+
+def _cpp_missing_reason(tensors: tuple[Tensor, ...]) -> str | None:
+    if torch.compiler.is_compiling():
+        return "torch.compile cannot look into C++ kernels"
+    shape = tensors[0].shape
+    for tensor in tensors:
+        plain = type(tensor) in PLAIN and tensor.is_cpu and tensor.is_contiguous()
+        if not (plain and tensor.dtype in DTYPES and tensor.shape == shape):
+            return (
+                "the C++ kernels take contiguous float32 tensors on a CPU, not "
+                f"{type(tensor).__name__}, {tensor.dtype}, {tensor.device}, strides {tensor.stride()}"
+            )
+    return missing_reason()

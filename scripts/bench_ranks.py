@@ -45,7 +45,7 @@ from recsys_basis.training.spec import TrainConfig
 SHARDINGS = ("table_wise", "row_wise")
 SETTLE_S = 0.3
 """What a slice begins with, while caches and the ranks find each other again: not counted."""
-FIRST_STEPS = 20
+FIRST_STEPS, FEWEST_STEPS = 20, 2
 MOST_STEPS = 1 << 20
 TICKS = os.sysconf("SC_CLK_TCK")
 Rates = list[tuple[float, float]]
@@ -74,18 +74,24 @@ class Contender:
             process.kill()
 
     def measure(self, seconds: float) -> tuple[float, float]:
-        """Rows a second in the next ``seconds``, from the end of a step to the end of a step: of a clock on
-        the wall, and of processor time."""
+        """Rows a second, by the wall's clock and of processor time, in the next ``seconds`` or, if they take
+        longer, ``FEWEST_STEPS``; from the end of a step to the end of a step."""
         self.resume()
         time.sleep(SETTLE_S)
         first, begin, used = self.steps, time.perf_counter(), self._processor_seconds()
         time.sleep(seconds)
+        self.wait_for(first + FEWEST_STEPS)
         last, end, used = self.steps, time.perf_counter(), self._processor_seconds() - used
         self.stop()
-        if last - first < 2:
-            raise RuntimeError(f"{self}: {last - first} steps in {seconds} s: choose a longer slice")
         rate = (last - first) * self.batch_size / (self.ends[last] - self.ends[first])
         return rate, rate * (end - begin) / used
+
+    def wait_for(self, step: int) -> None:
+        """Raises RuntimeError if a rank ends before."""
+        while self.steps < step:
+            if not all(process.is_alive() for process in self.processes):
+                raise RuntimeError(f"{self.scaling}, {self.sharding}: it has ended; its output says why")
+            time.sleep(0.01)
 
     @property
     def steps(self) -> int:
@@ -134,10 +140,7 @@ def start(context: Any, data: Path, folder: Path, contender: Contender, settings
         arguments = (config, rank, contender.ranks, port, contender.ends)
         contender.processes.append(context.Process(target=train, args=arguments, daemon=True))
         contender.processes[-1].start()
-    while contender.steps < FIRST_STEPS:
-        if not all(process.is_alive() for process in contender.processes):
-            raise RuntimeError(f"{contender} has ended; its output says why")
-        time.sleep(0.05)
+    contender.wait_for(FIRST_STEPS)
     contender.stop()
 
 

@@ -7,6 +7,7 @@ so the row optimizer sees [U, D], and no gradient of table size [R, D] ever exis
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -117,7 +118,7 @@ class RowOptimizedEmbeddingBags(nn.Module):
         if not gradients.finite:
             self.fault = f"table {self._table_of_first_bad(gradients)}: non-finite gradient"
         elif self.hold_gradients:
-            self.held = gradients
+            self.held = replace(gradients, summed=gradients.sums)  # whatever becomes of the batch's memory
         else:
             self._update(gradients)
 
@@ -149,7 +150,7 @@ class RowOptimizedEmbeddingBags(nn.Module):
         if self.clip.is_on:
             self.lookup.clip(self.clip, self.stored, gradients)
         self.lookup.update(
-            self.row_optimizer, self.stored, gradients.rows, gradients.sums, self.learning_rate
+            self.row_optimizer, self.stored, gradients.rows, gradients.summed, self.learning_rate
         )
 
     def _table_of_first_bad(self, gradients: RowGradients) -> str:

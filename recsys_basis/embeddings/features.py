@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -71,12 +71,17 @@ class RowGradients:
     """What a batch's backward leaves for its U distinct rows.
 
     rows    [U] int64, ascending group rows
-    sums    [U, D] float32, the gradient of each, duplicates summed
+    summed  the gradient of each, duplicates summed: [U, D] float32, or what the kernels keep in its place
     finite  whether the sum of all squares of ``sums`` is: they enter every second moment
     counts  [U] int64, how many ids of the batch each row was; None where nobody asks
     """
 
     rows: torch.Tensor
-    sums: torch.Tensor
+    summed: Any
     finite: bool
     counts: torch.Tensor | None
+
+    @property
+    def sums(self) -> torch.Tensor:
+        """[U, D] float32; the update reads it, and what was changed in it."""
+        return self.summed if isinstance(self.summed, torch.Tensor) else self.summed.tensor()

@@ -126,6 +126,18 @@ def test_held_gradients_change_nothing_until_applied(make_bags: MakeBags) -> Non
     assert torch.equal(held.weights, direct.weights)
 
 
+def test_held_gradients_do_not_follow_the_memory_of_the_batch(make_bags: MakeBags) -> None:
+    held, direct = make_bags(hold=True), make_bags()
+    indices, offsets, _ = make_input(5, seed=1)
+    for bags in (held, direct):
+        pooled = bags(indices, offsets)
+        upstream = torch.ones_like(pooled)
+        pooled.backward(upstream)
+        upstream.zero_()
+    held.apply_held()
+    assert torch.equal(held.weights, direct.weights)
+
+
 def test_learning_rate_is_read_at_each_update(make_bags: MakeBags) -> None:
     bags = make_bags()
     before = bags.weights.clone()

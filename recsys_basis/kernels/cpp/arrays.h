@@ -69,12 +69,13 @@ struct ItemDots {
     int threads;
 };
 
-// Sums of duplicates: sums[u] = sum over entries e in starts[u]..starts[u + 1] of weight * gradient[position].
+// Sums of duplicates: rows[u] = sum over entries e in starts[u]..starts[u + 1] of weight * gradient[position], or
+// where that is a single one of weight 1, its address.
 struct RowSums {
     const float* gradient;  // [B * F, D]
     const Entry* entries;   // [L], sorted by row
     const int64_t* starts;  // [U + 1]
-    float* sums;            // [U, D]
+    const float* const* rows;  // [U]: each [D], into gradient or memory for its sum
     int64_t num_rows;       // U
     int64_t width;
     int threads;
@@ -85,7 +86,7 @@ struct Update {
     float* weights;              // [R, D], or [U, D] of the touched rows alone
     const int64_t* weight_rows;  // [U], where in weights each row's are; null: in their order
     const int64_t* rows;         // [U], ascending
-    const float* gradients;      // [U, D]
+    const float* const* gradients;  // [U], each [D]
     int64_t num_rows;            // U
     int64_t width;               // D
     float learning_rate;         // eta

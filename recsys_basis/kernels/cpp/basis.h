@@ -41,11 +41,12 @@ public:
 
     RECSYS_PREFETCH void prefetch(const Entry& entry) const {
         const int64_t row = update_.rows[entry.position];
-        prefetch_row<true>(weights_of(update_, entry.position), width_);
-        prefetch_row<true>(basis_.second + entry.key * width_, width_);
+        prefetch_row(update_.gradients[entry.position], width_);
+        prefetch_row(weights_of(update_, entry.position), width_);
+        prefetch_row(basis_.second + entry.key * width_, width_);
         __builtin_prefetch(basis_.updates + entry.key, 1);
         if (basis_.row_scalar) __builtin_prefetch(basis_.row_scalar + row, 1);
-        if (basis_.first_of_all) prefetch_row<true>(basis_.first + entry.key * width_, width_);
+        if (basis_.first_of_all) prefetch_row(basis_.first + entry.key * width_, width_);
     }
 
     // Steps 2 to 6 without M for a bucket row that one row touches, the commonest case: the mean is that row's.
@@ -134,7 +135,7 @@ public:
     }
 
 private:
-    const float* gradient(int64_t u) const { return update_.gradients + u * width_; }
+    const float* gradient(int64_t u) const { return update_.gradients[u]; }
 
     float correction1(int64_t bucket) const {
         return correction(basis_.corrections1, basis_.updates[bucket]);
@@ -238,21 +239,15 @@ constexpr int64_t kBasisBlock = 128;  // buckets or rows that a thread takes at 
 
 template <class WidthType>
 void update_buckets(const Update& update, const Basis& job, WidthType width) {
-    constexpr int64_t kAhead = 6;            // rows between a prefetch and its use
-    constexpr int64_t kGradientsAhead = 48;
+    constexpr int64_t kAhead = 12;  // rows between a prefetch and its use
     const int64_t num_entries = job.starts[job.num_touched];
 #pragma omp parallel for num_threads(update.threads) schedule(dynamic, 1)
     for (int64_t block = 0; block < job.num_touched; block += kBasisBlock) {
         const BasisPass<WidthType> pass(update, job, width, thread_number());
         const int64_t last = block + kBasisBlock < job.num_touched ? block + kBasisBlock : job.num_touched;
         for (int64_t group = block; group < last; ++group) {
-            for (int64_t entry = job.starts[group]; entry < job.starts[group + 1]; ++entry) {
+            for (int64_t entry = job.starts[group]; entry < job.starts[group + 1]; ++entry)
                 if (entry + kAhead < num_entries) pass.prefetch(job.entries[entry + kAhead]);
-                // Bucket rows and rows both ascend with the partition: the gradients needed soon are those of the
-                // rows around this number, and memory gives neighbours faster.
-                if (entry + kGradientsAhead < update.num_rows)
-                    prefetch_row(update.gradients + (entry + kGradientsAhead) * width, width);
-            }
             pass.bucket(group);
         }
     }

@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "bags.h"
+#include "gradients.h"
 #include "module.h"
 #include "sort.h"
 
@@ -61,8 +62,8 @@ int64_t lookup(const AnyMatrix& weights, const Array<const Index, 1>& indices,
     return -1;
 }
 
-// (rows [U], sums [U, D], whether the sum of their squares is finite in float32, counts [U] if wanted). Indices are
-// those of lookup.
+// (rows [U], their gradients, whether the sum of all squares of those is finite in float32, counts [U] if wanted).
+// Indices are those of lookup.
 template <class Index>
 auto sum_by_row(const Array<const float, 2>& gradient, const Array<const Index, 1>& indices,
                 const Array<const int64_t, 1>& offsets, const std::optional<Array<const float, 1>>& psw,
@@ -76,6 +77,7 @@ auto sum_by_row(const Array<const float, 2>& gradient, const Array<const Index, 
     const int64_t most = std::numeric_limits<uint32_t>::max();
     require(bags.batch_size * bags.num_features <= most, "batch: more than 2^32 - 1 bags");
     Buffer<int64_t> rows, counts;
+    Buffer<const float*> summed;
     Buffer<float> sums;
     Groups groups;
     double squares;
@@ -88,20 +90,28 @@ auto sum_by_row(const Array<const float, 2>& gradient, const Array<const Index, 
         sort_by_key(entries, num_rows, threads);
         groups = group_by_key(entries, threads);
         rows = Buffer<int64_t>(groups.count);
-        for (int64_t u = 0; u < groups.count; ++u) rows[u] = entries[groups.starts[u]].key;
+        summed = Buffer<const float*>(groups.count);
+        sums = Buffer<float>(groups.count * width);  // memory beyond what is needed is never touched
+        const float* next = sums.data();
+        for (int64_t u = 0; u < groups.count; ++u) {
+            const Entry& first = entries[groups.starts[u]];
+            const bool lone = groups.starts[u + 1] == groups.starts[u] + 1 && first.weight == 1;
+            rows[u] = first.key;
+            summed[u] = lone ? gradient.data() + first.position * width : next;
+            next += lone ? 0 : width;
+        }
         if (with_counts) {
             counts = Buffer<int64_t>(groups.count);
             for (int64_t u = 0; u < groups.count; ++u) counts[u] = groups.starts[u + 1] - groups.starts[u];
         }
-        sums = Buffer<float>(groups.count * width);
-        squares = kernels().sum_rows({gradient.data(), entries.data(), groups.starts.data(), sums.data(),
+        squares = kernels().sum_rows({gradient.data(), entries.data(), groups.starts.data(), summed.data(),
                                       groups.count, width, threads});
     }
     const bool finite = squares <= std::numeric_limits<float>::max();
     std::optional<nb::ndarray<nb::pytorch, int64_t>> maybe_counts;
     if (with_counts) maybe_counts = as_tensor(std::move(counts), groups.count, 0);
     return std::make_tuple(as_tensor(std::move(rows), groups.count, 0),
-                           as_tensor(std::move(sums), groups.count, width), finite, maybe_counts);
+                           Gradients(std::move(summed), std::move(sums), width, gradient), finite, maybe_counts);
 }
 
 // Gradient of each per-sample weight, [L]: <gradient of its bag, its row>, over the bag's size for means.

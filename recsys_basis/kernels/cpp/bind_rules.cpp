@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "buckets.h"
+#include "gradients.h"
 #include "module.h"
 #include "sort.h"
 
@@ -25,11 +26,11 @@ using Numbers = Array<const int64_t, 1>;
 
 // The first arguments of every rule. The group has `group_rows` rows; weights are of all of them, or of `rows` alone.
 Update make_update(const Matrix& weights, const Numbers& rows, size_t group_rows,
-                   const Array<const float, 2>& gradients, double learning_rate, double weight_decay, int threads) {
+                   const Gradients& gradients, double learning_rate, double weight_decay, int threads) {
     const auto num_rows = static_cast<int64_t>(rows.size()), limit = static_cast<int64_t>(group_rows);
     const bool whole = weights.shape(0) == group_rows;
     require(whole || weights.shape(0) == rows.size(), "weights: must be those of all rows, or of the touched ones");
-    require(gradients.shape(0) == rows.size() && gradients.shape(1) == weights.shape(1),
+    require(gradients.num_rows() == num_rows && gradients.width() == static_cast<int64_t>(weights.shape(1)),
             "gradients: must be [rows, width of weights]");
     bool ascends = true;
     for (int64_t u = 1; u < num_rows; ++u) ascends &= rows.data()[u - 1] < rows.data()[u];
@@ -38,7 +39,7 @@ Update make_update(const Matrix& weights, const Numbers& rows, size_t group_rows
     return {weights.data(),
             whole ? rows.data() : nullptr,
             rows.data(),
-            gradients.data(),
+            gradients.rows(),
             num_rows,
             static_cast<int64_t>(weights.shape(1)),
             static_cast<float>(learning_rate),
@@ -64,7 +65,7 @@ Corrections corrections_of(double beta) {
     return {table.data(), static_cast<int64_t>(table.size()), beta};
 }
 
-void sgd(const Matrix& weights, const Numbers& rows, size_t group_rows, const Array<const float, 2>& gradients,
+void sgd(const Matrix& weights, const Numbers& rows, size_t group_rows, const Gradients& gradients,
          double learning_rate, double weight_decay, int threads) {
     const Update update = make_update(weights, rows, group_rows, gradients, learning_rate, weight_decay, threads);
     const nb::gil_scoped_release released;
@@ -72,7 +73,7 @@ void sgd(const Matrix& weights, const Numbers& rows, size_t group_rows, const Ar
 }
 
 void rowwise_adagrad(const Matrix& weights, const Numbers& rows, size_t group_rows,
-                     const Array<const float, 2>& gradients, double learning_rate, double weight_decay, int threads,
+                     const Gradients& gradients, double learning_rate, double weight_decay, int threads,
                      const Floats& squares, float eps) {
     const Update update = make_update(weights, rows, group_rows, gradients, learning_rate, weight_decay, threads);
     require(squares.size() == group_rows, "state: needs one number a row");
@@ -80,7 +81,7 @@ void rowwise_adagrad(const Matrix& weights, const Numbers& rows, size_t group_ro
     kernels().rowwise_adagrad(update, squares.data(), eps);
 }
 
-void adagrad(const Matrix& weights, const Numbers& rows, size_t group_rows, const Array<const float, 2>& gradients,
+void adagrad(const Matrix& weights, const Numbers& rows, size_t group_rows, const Gradients& gradients,
              double learning_rate, double weight_decay, int threads, const Matrix& squares, float eps) {
     const Update update = make_update(weights, rows, group_rows, gradients, learning_rate, weight_decay, threads);
     require_shape(squares, group_rows, weights);
@@ -110,7 +111,7 @@ struct TableCorrections {
     }
 };
 
-void adam(const Matrix& weights, const Numbers& rows, size_t group_rows, const Array<const float, 2>& gradients,
+void adam(const Matrix& weights, const Numbers& rows, size_t group_rows, const Gradients& gradients,
           double learning_rate, double weight_decay, int threads, const Matrix& first, const Matrix& second,
           const Array<int64_t, 1>& updates, const Numbers& row_starts, double beta1, double beta2, float eps) {
     const Update update = make_update(weights, rows, group_rows, gradients, learning_rate, weight_decay, threads);
@@ -125,7 +126,7 @@ void adam(const Matrix& weights, const Numbers& rows, size_t group_rows, const A
 }
 
 void partial_rowwise_adam(const Matrix& weights, const Numbers& rows, size_t group_rows,
-                          const Array<const float, 2>& gradients, double learning_rate, double weight_decay,
+                          const Gradients& gradients, double learning_rate, double weight_decay,
                           int threads, const Matrix& first, const Floats& second, const Array<int64_t, 1>& updates,
                           const Numbers& row_starts, double beta1, double beta2, float eps) {
     const Update update = make_update(weights, rows, group_rows, gradients, learning_rate, weight_decay, threads);
@@ -306,7 +307,7 @@ void run_basis_widened(Update update, Basis& job, bool two_buckets, const Buffer
     if (row_scalar) row_scalar->write(of_rows);
 }
 
-void basis(const Matrix& weights, const Numbers& rows, size_t group_rows, const Array<const float, 2>& gradients,
+void basis(const Matrix& weights, const Numbers& rows, size_t group_rows, const Gradients& gradients,
            double learning_rate, double weight_decay, int threads, const nb::dict& config, const nb::object& first,
            const nb::object& second, const Array<int32_t, 1>& updates, const nb::object& row_scalar,
            const std::optional<Numbers>& row_counts, const std::optional<Array<int64_t, 1>>& table_updates,
@@ -378,7 +379,7 @@ private:
     std::vector<int64_t> starts_, partitions_;
 };
 
-void sm3(const Matrix& weights, const Numbers& rows, size_t group_rows, const Array<const float, 2>& gradients,
+void sm3(const Matrix& weights, const Numbers& rows, size_t group_rows, const Gradients& gradients,
          double learning_rate, double weight_decay, int threads, const Floats& row_maxima,
          const std::optional<Matrix>& column_maxima, const Numbers& row_start, float eps) {
     const Update update = make_update(weights, rows, group_rows, gradients, learning_rate, weight_decay, threads);
@@ -393,7 +394,7 @@ void sm3(const Matrix& weights, const Numbers& rows, size_t group_rows, const Ar
                                    {row_maxima.data(), column_maxima->data(), eps, scratch.data()});
 }
 
-void adafactor(const Matrix& weights, const Numbers& rows, size_t group_rows, const Array<const float, 2>& gradients,
+void adafactor(const Matrix& weights, const Numbers& rows, size_t group_rows, const Gradients& gradients,
                double learning_rate, double weight_decay, int threads, const Floats& row_average,
                const Matrix& column_average, const std::optional<Array<int32_t, 1>>& row_updates,
                const std::optional<Array<int32_t, 1>>& column_updates, const Numbers& row_start, double decay_power,
@@ -416,7 +417,7 @@ void adafactor(const Matrix& weights, const Numbers& rows, size_t group_rows, co
 }
 
 void count_sketch_adam(const Matrix& weights, const Numbers& rows, size_t group_rows,
-                       const Array<const float, 2>& gradients, double learning_rate, double weight_decay, int threads,
+                       const Gradients& gradients, double learning_rate, double weight_decay, int threads,
                        const std::optional<Matrix>& first, const Matrix& second, const Array<int64_t, 1>& updates,
                        const Numbers& table_starts, const Numbers& row_start, const Numbers& bucket_start,
                        const Numbers& widths, const Numbers& seeds, double beta1, double beta2, float eps) {
@@ -459,6 +460,14 @@ void clip_rows(const Array<const float, 2>& weights, const Numbers& rows, const 
 
 void bind_rules(nb::module_& module) {
     using namespace nb::literals;
+    nb::class_<Gradients>(module, "Gradients")
+        .def(nb::init_implicit<Array<const float, 2>>())
+        .def("tensor", [](nb::handle_t<Gradients> self) {
+            auto& gradients = nb::cast<Gradients&>(self);
+            float* whole = gradients.gather();
+            const size_t shape[] = {static_cast<size_t>(gradients.num_rows()), static_cast<size_t>(gradients.width())};
+            return nb::ndarray<nb::pytorch, float>(whole, 2, shape, self);
+        });
     module.def("sgd", sgd, "weights"_a, "rows"_a, "group_rows"_a, "gradients"_a, "learning_rate"_a, "weight_decay"_a,
                "threads"_a);
     module.def("rowwise_adagrad", rowwise_adagrad, "weights"_a, "rows"_a, "group_rows"_a, "gradients"_a,

@@ -11,6 +11,7 @@ namespace {
 
 constexpr uint64_t kLow62 = (uint64_t{1} << 62) - 1;
 constexpr uint64_t kLow63 = (uint64_t{1} << 63) - 1;
+constexpr int64_t kPlaces = 64;  // hashed together
 
 // Division of numbers below 2^63 by a fixed divisor, by multiplication: Granlund and Montgomery, "Division by
 // Invariant Integers using Multiplication", PLDI 1994. magic = floor(2^(63 + l) / d) + 1, l = ceil(log2 d),
@@ -61,45 +62,60 @@ struct Partition {
         }
     }
 
-    // f(x) of buckets.py; number 1 is the second function of hash=double.
-    uint64_t shared_bucket(uint64_t place, int number) const {
-        if (hash == Hash::balanced) return shared_buckets.remainder(permute(place));
-        if (hash == Hash::modulo) return shared_buckets.remainder(place);
-        return shared_buckets.remainder(mix64(place ^ keys[number]) & kLow63);
+    // f(x) of buckets.py in place of each x; number 1 is the second function of hash=double.
+    void shared_buckets_of(uint64_t* places, int64_t count, int number) const {
+        if (hash == Hash::balanced) permute(places, count);
+        for (int64_t i = 0; i < count; ++i) {
+            const bool mixes = hash == Hash::murmur3 || hash == Hash::twice;
+            places[i] = shared_buckets.remainder(mixes ? mix64(places[i] ^ keys[number]) & kLow63 : places[i]);
+        }
     }
 
 private:
-    uint64_t permute(uint64_t index) const {
-        do index = feistel(index);
-        while (index >= shared);
-        return index;
+    void permute(uint64_t* places, int64_t count) const {
+        feistel(places, count);
+        for (int64_t i = 0; i < count; ++i)
+            while (places[i] >= shared) feistel(places + i, 1);
     }
 
-    uint64_t feistel(uint64_t index) const {
-        uint64_t high = left.quotient(index), low = index - high * left_size_;
-        low = left.remainder(low + (mix64(high ^ keys[0]) & kLow62));
-        high = right.remainder(high + (mix64(low ^ keys[1]) & kLow62));
-        low = left.remainder(low + (mix64(high ^ keys[2]) & kLow62));
-        high = right.remainder(high + (mix64(low ^ keys[3]) & kLow62));
-        return high * left_size_ + low;
+    // Round by round over many places, not place by place: their chains of multiplications overlap.
+    void feistel(uint64_t* places, int64_t count) const {
+        uint64_t high[kPlaces], low[kPlaces];
+        for (int64_t i = 0; i < count; ++i) {
+            high[i] = left.quotient(places[i]);
+            low[i] = places[i] - high[i] * left_size_;
+        }
+        for (int round = 0; round < 4; round += 2) {
+            for (int64_t i = 0; i < count; ++i)
+                low[i] = left.remainder(low[i] + (mix64(high[i] ^ keys[round]) & kLow62));
+            for (int64_t i = 0; i < count; ++i)
+                high[i] = right.remainder(high[i] + (mix64(low[i] ^ keys[round + 1]) & kLow62));
+        }
+        for (int64_t i = 0; i < count; ++i) places[i] = high[i] * left_size_ + low[i];
     }
 
     uint64_t left_size_ = 1;
 };
 
-RowBucket bucket_of(const Partition& partition, int64_t row, bool is_signed) {
-    const int64_t place = row - partition.row_start;
-    if (place < partition.num_private) {
-        const int64_t bucket = partition.bucket_start + place;
-        return {bucket, bucket, partition.private_start + place, 1.0f};
+// Buckets of `count` <= kPlaces rows of one partition.
+void set_buckets(const Partition& partition, const int64_t* rows, int64_t count, bool is_signed, RowBucket* result) {
+    int64_t i = 0;  // private rows come first
+    for (; i < count && rows[i] - partition.row_start < partition.num_private; ++i) {
+        const int64_t place = rows[i] - partition.row_start, bucket = partition.bucket_start + place;
+        result[i] = {bucket, bucket, partition.private_start + place, 1.0f};
     }
-    const auto x = static_cast<uint64_t>(place - partition.num_private);
-    const int64_t start = partition.bucket_start + partition.num_private;
-    const int64_t first = start + static_cast<int64_t>(partition.shared_bucket(x, 0));
+    const int64_t start = partition.bucket_start + partition.num_private, num_shared = count - i;
     const bool twice = partition.hash == Hash::twice;
-    const int64_t second = twice ? start + static_cast<int64_t>(partition.shared_bucket(x, 1)) : first;
-    const float sign = is_signed && (mix64(x ^ partition.sign_seed) & 1) == 0 ? -1.0f : 1.0f;
-    return {first, second, -1, sign};
+    uint64_t places[kPlaces], first[kPlaces], second[kPlaces];
+    for (int64_t j = 0; j < num_shared; ++j)
+        places[j] = first[j] = second[j] = rows[i + j] - partition.row_start - partition.num_private;
+    partition.shared_buckets_of(first, num_shared, 0);
+    if (twice) partition.shared_buckets_of(second, num_shared, 1);
+    for (int64_t j = 0; j < num_shared; ++j) {
+        const auto one = static_cast<int64_t>(first[j]), other = static_cast<int64_t>(twice ? second[j] : first[j]);
+        const float sign = is_signed && (mix64(places[j] ^ partition.sign_seed) & 1) == 0 ? -1.0f : 1.0f;
+        result[i + j] = {start + one, start + other, -1, sign};
+    }
 }
 
 }  // namespace
@@ -115,7 +131,12 @@ Buffer<RowBucket> buckets_of(const BucketMap& map, const int64_t* rows, int64_t 
             const int64_t* next = std::upper_bound(map.row_start, last, rows[u]);
             const Partition partition(map, next - map.row_start - 1);
             const int64_t limit = next == last ? INT64_MAX : *next;
-            for (; u < end && rows[u] < limit; ++u) result[u] = bucket_of(partition, rows[u], map.sign_seeds);
+            while (u < end && rows[u] < limit) {
+                const int64_t most = std::min(u + kPlaces, end);
+                const int64_t count = std::lower_bound(rows + u, rows + most, limit) - (rows + u);
+                set_buckets(partition, rows + u, count, map.sign_seeds, result.data() + u);
+                u += count;
+            }
         }
     }
     return result;

@@ -9,12 +9,12 @@
 
 namespace recsys::RECSYS_VARIANT {
 
-template <class Index, class Element>
-void lookup_in(const Element* weights, const Lookup<Index>& job) {
-    constexpr int64_t kAhead = 12;   // items between a prefetch and its use
+template <class Index, class Element, class WidthType>
+void lookup_in(const Element* weights, const Lookup<Index>& job, WidthType width) {
+    constexpr int64_t kAhead = 20;   // items between a prefetch and its use
     constexpr int64_t kBlock = 256;  // bags
     const Bags<Index>& bags = job.bags;
-    const int64_t width = job.width, blocks_per_feature = (bags.batch_size + kBlock - 1) / kBlock;
+    const int64_t blocks_per_feature = (bags.batch_size + kBlock - 1) / kBlock;
 #pragma omp parallel for num_threads(job.threads) schedule(dynamic, 1)
     for (int64_t block = 0; block < bags.num_features * blocks_per_feature; ++block) {
         const int64_t feature = block / blocks_per_feature;
@@ -46,7 +46,9 @@ void lookup_in(const Element* weights, const Lookup<Index>& job) {
 
 template <class Index>
 void lookup(const Lookup<Index>& job) {
-    with_elements(job.weights, job.storage, [&](const auto* weights) { lookup_in(weights, job); });
+    with_elements(job.weights, job.storage, [&](const auto* weights) {
+        with_width(job.width, [&](auto width) { lookup_in(weights, job, width); });
+    });
 }
 
 void per_sample_gradient(const ItemDots& job) {

@@ -20,9 +20,9 @@ void update_partitions(const Update& update, const Runs& runs, const Rule& rule)
 
 // Fetch the weights of a row to come.
 RECSYS_PREFETCH void prefetch_weights(const Update& update, int64_t u) {
-    constexpr int64_t kAhead = 8;  // rows between a prefetch and its use
+    constexpr int64_t kAhead = 16;  // rows between a prefetch and its use
     if (u + kAhead < update.num_rows)
-        prefetch_row<true>(weights_of(update, u + kAhead), update.width);
+        prefetch_row(weights_of(update, u + kAhead), update.width);
 }
 
 struct Sm3RowsAndColumns {
@@ -37,7 +37,7 @@ struct Sm3RowsAndColumns {
         for (int64_t d = 0; d < width; ++d) before[d] = columns[d];
         for (int64_t u = begin; u < end; ++u) {
             prefetch_weights(update, u);
-            const float* __restrict g = update.gradients + u * width;
+            const float* __restrict g = update.gradients[u];
             float* __restrict w = weights_of(update, u);
             float& maximum = state.rows[update.rows[u]];
             const float bound = maximum;
@@ -64,7 +64,7 @@ struct Adafactor {
         float* __restrict direction = shape + width;
         for (int64_t d = 0; d < width; ++d) shape[d] = 0;
         for (int64_t u = begin; u < end; ++u) {
-            const float* __restrict g = update.gradients + u * width;
+            const float* __restrict g = update.gradients[u];
             const float average = move(state.rows, state.row_updates, update.rows[u], mean_of_squares(g, width));
             state.inverse_roots[u] = 1 / std::sqrt(average);
 #pragma omp simd
@@ -115,7 +115,7 @@ private:
 
     // In this order, since the product of the last two may leave float32's range.
     void set_to_update(float* __restrict target, int64_t u, float inverse_root, const float* __restrict shape) const {
-        const float* __restrict g = update.gradients + u * update.width;
+        const float* __restrict g = update.gradients[u];
 #pragma omp simd
         for (int64_t d = 0; d < update.width; ++d) target[d] = g[d] * inverse_root * shape[d];
     }
@@ -135,7 +135,7 @@ private:
     // m_i and v_i of row u, in place of its moments.
     void step_2(int64_t u) const {
         const int64_t width = update.width;
-        const float* __restrict g = update.gradients + u * width;
+        const float* __restrict g = update.gradients[u];
         float* __restrict v = second_of(u);
         read_second(u, v);
         const float amount2 = state.amount2;
@@ -165,7 +165,7 @@ private:
         float* __restrict v = second_of(u);
         read_second(u, v);
         if (state.first) read_first(u, first_of(u));
-        const float* __restrict m = state.first ? first_of(u) : update.gradients + u * width;
+        const float* __restrict m = state.first ? first_of(u) : update.gradients[u];
         const float rate = update.learning_rate / state.correction1[u], keep = update.keep, eps = state.eps;
         const float correction2 = state.correction2[u];
 #pragma omp simd

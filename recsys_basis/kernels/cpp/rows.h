@@ -29,12 +29,13 @@ void with_width(int64_t width, const Body& body) {
 // For functions that only prefetch: where GCC does not inline one, it drops the call as having no effect.
 #define RECSYS_PREFETCH [[gnu::always_inline]] inline
 
-// Fetch a row before it is needed: a random row costs a trip to memory, and many trips fit in one.
-template <bool for_write = false>
+// Fetch a row before it is needed: a random row costs a trip to memory, and many trips fit in one. Into the second
+// cache: more trips at once are under way to it than to the first.
 RECSYS_PREFETCH void prefetch_row(const float* row, int64_t width) {
-    for (int64_t d = 0; d < width; d += 16) __builtin_prefetch(row + d, for_write);
+    constexpr int kSecondCache = 2;  // GCC's number for it
+    for (int64_t d = 0; d < width; d += 16) __builtin_prefetch(row + d, 0, kSecondCache);
     // Rows need not start with a cache line.
-    if (reinterpret_cast<uintptr_t>(row) % 64) __builtin_prefetch(row + width - 1, for_write);
+    if (reinterpret_cast<uintptr_t>(row) % 64) __builtin_prefetch(row + width - 1, 0, kSecondCache);
 }
 
 // The weights [D] of row number u of a batch.

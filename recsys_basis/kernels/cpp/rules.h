@@ -14,7 +14,7 @@ namespace recsys::RECSYS_VARIANT {
 // Each row is one thread's alone, so the result does not depend on the threads.
 template <class Rule>
 void update_rows(const Update& update, const Rule& rule) {
-    constexpr int64_t kAhead = 8;    // rows between a prefetch and its use
+    constexpr int64_t kAhead = 16;   // rows between a prefetch and its use
     constexpr int64_t kBlock = 256;  // rows
     const int64_t width = update.width;
 #pragma omp parallel for num_threads(update.threads) schedule(dynamic, 1)
@@ -22,10 +22,11 @@ void update_rows(const Update& update, const Rule& rule) {
         const int64_t last = block + kBlock < update.num_rows ? block + kBlock : update.num_rows;
         for (int64_t u = block; u < last; ++u) {
             if (u + kAhead < update.num_rows) {
-                prefetch_row<true>(weights_of(update, u + kAhead), width);
+                prefetch_row(update.gradients[u + kAhead], width);
+                prefetch_row(weights_of(update, u + kAhead), width);
                 rule.prefetch(update.rows[u + kAhead]);
             }
-            rule.apply(u, update.rows[u], update.gradients + u * width, weights_of(update, u));
+            rule.apply(u, update.rows[u], update.gradients[u], weights_of(update, u));
         }
     }
 }
@@ -63,7 +64,7 @@ struct Adagrad {
     float* squares;  // G [R, D]
     float eps;
 
-    RECSYS_PREFETCH void prefetch(int64_t row) const { prefetch_row<true>(squares + row * width, width); }
+    RECSYS_PREFETCH void prefetch(int64_t row) const { prefetch_row(squares + row * width, width); }
     void apply(int64_t, int64_t row, const float* __restrict g, float* __restrict w) const {
         float* __restrict sums = squares + row * width;
 #pragma omp simd
@@ -101,8 +102,8 @@ struct Adam {
     AdamState state;  // step 1 is the caller's
 
     RECSYS_PREFETCH void prefetch(int64_t row) const {
-        prefetch_row<true>(state.first + row * width, width);
-        prefetch_row<true>(state.second + row * width, width);
+        prefetch_row(state.first + row * width, width);
+        prefetch_row(state.second + row * width, width);
     }
     void apply(int64_t u, int64_t row, const float* __restrict g, float* __restrict w) const {
         float* __restrict m = state.first + row * width;
@@ -124,7 +125,7 @@ struct PartialRowwiseAdam {
     AdamState state;  // step 1 is the caller's
 
     RECSYS_PREFETCH void prefetch(int64_t row) const {
-        prefetch_row<true>(state.first + row * width, width);
+        prefetch_row(state.first + row * width, width);
         __builtin_prefetch(state.second + row, 1);
     }
     void apply(int64_t u, int64_t row, const float* __restrict g, float* __restrict w) const {

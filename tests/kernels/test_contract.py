@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -15,7 +15,8 @@ from support.row_variants import IDS, VARIANTS
 from recsys_basis.embeddings.bags import RowOptimizedEmbeddingBags
 from recsys_basis.embeddings.features import Pooling
 from recsys_basis.embeddings.spec import BagsKernel, WeightDtype
-from recsys_basis.row_optimizers import row_optimizer_defaults
+from recsys_basis.kernels import rules
+from recsys_basis.row_optimizers import create_row_optimizer, row_optimizer_defaults
 from recsys_basis.tables import Table, TableShard
 
 STEPS = 20
@@ -210,3 +211,37 @@ def test_from_the_same_numbers_cpp_rounds_as_torch_does(
     assert all(share <= MOST_DIFFERING for share in differing.values()), dict(differing)
     if weight_dtype != "float32":
         assert reference.row_optimizer.state["weight_updates"].tensor.tolist() == [STEPS] * 4
+
+
+def spaced(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers, every second one of its memory."""
+    return torch.stack([tensor, tensor], -1)[..., 0]
+
+
+@pytest.mark.parametrize("spoil", [torch.Tensor.double, spaced])
+@pytest.mark.parametrize(
+    ("name", "options"), [case for case in VARIANTS if not case[1] or case[0] != "basis"]
+)
+def test_what_would_be_written_to_a_copy_is_refused(
+    name: str, options: dict[str, Any], spoil: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """Of another type or layout nanobind would make a copy, and the row's state would stay as it was."""
+    weights, rows, gradient = torch.ones(6, 4), torch.tensor([1, 4]), torch.ones(2, 4)
+    tables = [TableShard.whole(Table("site", 6, 4, 2))]
+
+    def refuses(attribute: str | None, weights: torch.Tensor) -> None:
+        optimizer = create_row_optimizer(row_optimizer_defaults(name, **options), tables)
+        if attribute is not None:
+            setattr(optimizer, attribute, spoil(getattr(optimizer, attribute)))
+        with pytest.raises(TypeError, match="incompatible function arguments"):
+            rules.update(optimizer, weights, rows, gradient, 0.1)
+
+    refuses(None, spoil(weights))
+    optimizer = create_row_optimizer(row_optimizer_defaults(name, **options), tables)
+    _, arguments = rules.RULES[type(optimizer)]
+    handed = {getattr(value, "data_ptr", int)() for value in arguments(optimizer, rows).values()}
+    states = {state.tensor.data_ptr() for state in optimizer.state.values() if state.per != "table"} & handed
+    written = [key for key, value in vars(optimizer).items() if getattr(value, "data_ptr", int)() in states]
+    assert len(written) == len(states)
+    for attribute in written:
+        refuses(attribute, weights)

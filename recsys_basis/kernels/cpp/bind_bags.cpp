@@ -138,13 +138,13 @@ void per_sample_gradient(const Array<const float, 2>& gradient, const AnyMatrix&
 template <class Index>
 void bind_index_type(nb::module_& module) {
     using namespace nb::literals;
-    module.def("lookup", lookup<Index>, "weights"_a, "indices"_a, "offsets"_a, "per_sample_weights"_a.none(),
-               "feature_starts"_a, "feature_sizes"_a, "mean"_a, "pooled"_a, "threads"_a);
+    module.def("lookup", lookup<Index>, "weights"_out, "indices"_a, "offsets"_a, "per_sample_weights"_a.none(),
+               "feature_starts"_a, "feature_sizes"_a, "mean"_a, "pooled"_out, "threads"_a);
     module.def("sum_by_row", sum_by_row<Index>, "gradient"_a, "indices"_a, "offsets"_a,
                "per_sample_weights"_a.none(), "feature_starts"_a, "feature_sizes"_a, "mean"_a, "with_counts"_a,
                "threads"_a);
-    module.def("per_sample_gradient", per_sample_gradient<Index>, "gradient"_a, "weights"_a, "indices"_a,
-               "offsets"_a, "per_sample_weights"_a, "feature_starts"_a, "feature_sizes"_a, "mean"_a, "result"_a, "threads"_a);
+    module.def("per_sample_gradient", per_sample_gradient<Index>, "gradient"_a, "weights"_out, "indices"_a,
+               "offsets"_a, "per_sample_weights"_a, "feature_starts"_a, "feature_sizes"_a, "mean"_a, "result"_out, "threads"_a);
 }
 
 }  // namespace

@@ -468,30 +468,30 @@ void bind_rules(nb::module_& module) {
             const size_t shape[] = {static_cast<size_t>(gradients.num_rows()), static_cast<size_t>(gradients.width())};
             return nb::ndarray<nb::pytorch, float>(whole, 2, shape, self);
         });
-    module.def("sgd", sgd, "weights"_a, "rows"_a, "group_rows"_a, "gradients"_a, "learning_rate"_a, "weight_decay"_a,
+    module.def("sgd", sgd, "weights"_out, "rows"_a, "group_rows"_a, "gradients"_a, "learning_rate"_a, "weight_decay"_a,
                "threads"_a);
-    module.def("rowwise_adagrad", rowwise_adagrad, "weights"_a, "rows"_a, "group_rows"_a, "gradients"_a,
-               "learning_rate"_a, "weight_decay"_a, "threads"_a, "squares"_a, "eps"_a);
-    module.def("adagrad", adagrad, "weights"_a, "rows"_a, "group_rows"_a, "gradients"_a, "learning_rate"_a,
-               "weight_decay"_a, "threads"_a, "squares"_a, "eps"_a);
-    module.def("adam", adam, "weights"_a, "rows"_a, "group_rows"_a, "gradients"_a, "learning_rate"_a, "weight_decay"_a,
-               "threads"_a, "first"_a, "second"_a, "updates"_a, "row_starts"_a, "beta1"_a, "beta2"_a, "eps"_a);
-    module.def("partial_rowwise_adam", partial_rowwise_adam, "weights"_a, "rows"_a, "group_rows"_a, "gradients"_a,
-               "learning_rate"_a, "weight_decay"_a, "threads"_a, "first"_a, "second"_a, "updates"_a,
+    module.def("rowwise_adagrad", rowwise_adagrad, "weights"_out, "rows"_a, "group_rows"_a, "gradients"_a,
+               "learning_rate"_a, "weight_decay"_a, "threads"_a, "squares"_out, "eps"_a);
+    module.def("adagrad", adagrad, "weights"_out, "rows"_a, "group_rows"_a, "gradients"_a, "learning_rate"_a,
+               "weight_decay"_a, "threads"_a, "squares"_out, "eps"_a);
+    module.def("adam", adam, "weights"_out, "rows"_a, "group_rows"_a, "gradients"_a, "learning_rate"_a, "weight_decay"_a,
+               "threads"_a, "first"_out, "second"_out, "updates"_out, "row_starts"_a, "beta1"_a, "beta2"_a, "eps"_a);
+    module.def("partial_rowwise_adam", partial_rowwise_adam, "weights"_out, "rows"_a, "group_rows"_a, "gradients"_a,
+               "learning_rate"_a, "weight_decay"_a, "threads"_a, "first"_out, "second"_out, "updates"_out,
                "row_starts"_a, "beta1"_a, "beta2"_a, "eps"_a);
-    module.def("sm3", sm3, "weights"_a, "rows"_a, "group_rows"_a, "gradients"_a, "learning_rate"_a, "weight_decay"_a,
-               "threads"_a, "row_maxima"_a, "column_maxima"_a.none(), "row_start"_a, "eps"_a);
-    module.def("adafactor", adafactor, "weights"_a, "rows"_a, "group_rows"_a, "gradients"_a, "learning_rate"_a,
-               "weight_decay"_a, "threads"_a, "row_average"_a, "column_average"_a, "row_updates"_a.none(),
-               "column_updates"_a.none(), "row_start"_a, "decay_power"_a, "beta2"_a.none(), "eps"_a, "update_clip"_a);
-    module.def("count_sketch_adam", count_sketch_adam, "weights"_a, "rows"_a, "group_rows"_a, "gradients"_a,
-               "learning_rate"_a, "weight_decay"_a, "threads"_a, "first"_a.none(), "second"_a, "updates"_a,
+    module.def("sm3", sm3, "weights"_out, "rows"_a, "group_rows"_a, "gradients"_a, "learning_rate"_a, "weight_decay"_a,
+               "threads"_a, "row_maxima"_out, "column_maxima"_out.none(), "row_start"_a, "eps"_a);
+    module.def("adafactor", adafactor, "weights"_out, "rows"_a, "group_rows"_a, "gradients"_a, "learning_rate"_a,
+               "weight_decay"_a, "threads"_a, "row_average"_out, "column_average"_out, "row_updates"_out.none(),
+               "column_updates"_out.none(), "row_start"_a, "decay_power"_a, "beta2"_a.none(), "eps"_a, "update_clip"_a);
+    module.def("count_sketch_adam", count_sketch_adam, "weights"_out, "rows"_a, "group_rows"_a, "gradients"_a,
+               "learning_rate"_a, "weight_decay"_a, "threads"_a, "first"_out.none(), "second"_out, "updates"_out,
                "table_starts"_a, "row_start"_a, "bucket_start"_a, "widths"_a, "seeds"_a, "beta1"_a, "beta2"_a, "eps"_a);
-    module.def("clip_rows", clip_rows, "weights"_a, "rows"_a, "gradients"_a, "counts"_a.none(), "max_norm"_a.none(),
+    module.def("clip_rows", clip_rows, "weights"_out, "rows"_a, "gradients"_a, "counts"_a.none(), "max_norm"_a.none(),
                "cowclip_ratio"_a.none(), "cowclip_min_norm"_a, "threads"_a);
-    module.def("basis", basis, "weights"_a, "rows"_a, "group_rows"_a, "gradients"_a, "learning_rate"_a,
-               "weight_decay"_a, "threads"_a, "config"_a, "first"_a.none(), "second"_a, "updates"_a,
-               "row_scalar"_a.none(), "row_counts"_a.none(), "table_updates"_a.none(), "table_starts"_a.none(),
+    module.def("basis", basis, "weights"_out, "rows"_a, "group_rows"_a, "gradients"_a, "learning_rate"_a,
+               "weight_decay"_a, "threads"_a, "config"_a, "first"_out.none(), "second"_out, "updates"_out,
+               "row_scalar"_out.none(), "row_counts"_a.none(), "table_updates"_out.none(), "table_starts"_a.none(),
                "row_start"_a, "private_rows"_a, "shared"_a, "shared_buckets"_a, "bucket_start"_a, "private_start"_a,
                "keys"_a, "sign_seeds"_a);
 }

@@ -40,8 +40,8 @@ void write_rows(const nb::object& stored, const Numbers& keys, const Array<float
 
 void bind_stored(nb::module_& module) {
     using namespace nb::literals;
-    module.def("read_rows", read_rows, "stored"_a, "keys"_a, "values"_a, "threads"_a);
-    module.def("write_rows", write_rows, "stored"_a, "keys"_a, "values"_a, "updates"_a, "threads"_a);
+    module.def("read_rows", read_rows, "stored"_a, "keys"_a, "values"_out, "threads"_a);
+    module.def("write_rows", write_rows, "stored"_a, "keys"_a, "values"_out, "updates"_a, "threads"_a);
 }
 
 }  // namespace recsys

@@ -16,6 +16,10 @@ namespace nb = nanobind;
 template <class T, int Dimensions>
 using Array = nb::ndarray<T, nb::ndim<Dimensions>, nb::c_contig, nb::device::cpu>;
 
+// Names an array that is written, or too large to copy. It is taken as it is or refused by a TypeError: nanobind
+// would convert another type or layout into a copy, and what is written there would be lost.
+inline auto operator""_out(const char* name, size_t) { return nb::arg(name).noconvert(); }
+
 // Raises ValueError with `message` unless `holds`.
 inline void require(bool holds, const char* message) {
     if (!holds) throw nb::value_error(message);

@@ -145,7 +145,7 @@ def make_compiled(variant: str) -> Optimizer:
 
     optimizer = make(variant)
     optimizer.step()
-    optimizer.step = torch.compile(optimizer.step)  # type: ignore[method-assign]
+    optimizer.step = torch.compile(optimizer.step)  # type: ignore[assignment,method-assign]
     counters.clear()
     for _ in range(4):
         optimizer.step()

@@ -160,7 +160,9 @@ def measure(steps: dict[str, Step], shape: Shape, rounds: int, clock: Callable[[
     batches = draw_batches(shape)
     offsets = torch.arange(shape.num_tables * shape.batch_size + 1) * shape.ids_per_bag
     gradient = torch.randn(shape.batch_size, shape.num_tables * shape.width) / shape.batch_size
-    times = {name: {"forward": [], "backward": [], "step": []} for name in steps}
+    times: dict[str, dict[str, list[float]]] = {
+        name: {"forward": [], "backward": [], "step": []} for name in steps
+    }
     for number in range(rounds + WARMUP_ROUNDS):
         for name, (lookup, finish) in steps.items():
             begin = clock()

@@ -291,7 +291,7 @@ def report(
     times: dict[str, Times], rival: str, label: str, shape: Shape, clock: str
 ) -> list[dict[str, object]]:
     """A row for each contender and phase; speedup is empty where the rival has no such phase."""
-    rows = []
+    rows: list[dict[str, object]] = []
     for name, phases in times.items():
         for phase, ours in phases.items():
             theirs = times.get(rival, {}).get(phase)

@@ -19,6 +19,7 @@ import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from bench_row_optimizers import Shape, machine_and_versions, write_rows
@@ -37,7 +38,7 @@ ROWS_PER_TABLE = (40_960, 409_600)
 """Whole batches."""
 
 
-def measure(rule: str, rows_per_table: int) -> dict[str, object]:
+def measure(rule: str, rows_per_table: int) -> dict[str, Any]:
     """Train on every id once, in a process of its own."""
     silence_known_warnings()
     shape = Shape(rows_per_table)
@@ -50,7 +51,7 @@ def measure(rule: str, rows_per_table: int) -> dict[str, object]:
                 contender.step(batch_of(shape, start))
             growth = peak_memory_bytes() - before
     weights = sum(weight_bytes(trainable.config.embedding, table) for table in trainable.tables)
-    state = sum(table_state_bytes(config.row_optimizer, table) for table in trainable.tables)
+    state = sum(table_state_bytes(trainable.row_optimizer_of_table, table) for table in trainable.tables)
     return {
         "rule": rule,
         "rows": sum(table.num_rows for table in trainable.tables),

@@ -149,9 +149,7 @@ class RowOptimizedEmbeddingBags(nn.Module):
             self.observer(gradients.rows)
         if self.clip.is_on:
             self.lookup.clip(self.clip, self.stored, gradients)
-        self.lookup.update(
-            self.row_optimizer, self.stored, gradients.rows, gradients.summed, self.learning_rate
-        )
+        self.lookup.update(self.row_optimizer, self.stored, gradients, self.learning_rate)
 
     def _table_of_first_bad(self, gradients: RowGradients) -> str:
         rows, bad = gradients.rows, ~torch.isfinite(gradients.sums.square().sum(1))

@@ -74,16 +74,16 @@ class CppLookup:
         self,
         optimizer: RowOptimizer,
         weights: Weights,
-        rows: torch.Tensor,
-        gradients: torch.Tensor,
+        gradients: RowGradients,
         learning_rate: float,
     ) -> None:
         """As ``TorchLookup.update``; float32 weights change where they are."""
+        rows, summed = gradients.rows, gradients.summed
         if weights.tensor.dtype == torch.float32:
-            rules.update(optimizer, weights.tensor, rows, gradients, learning_rate)
+            rules.update(optimizer, weights.tensor, rows, summed, learning_rate)
             return
         touched = stored.read(weights, rows)
-        rules.update(optimizer, touched, rows, gradients, learning_rate)
+        rules.update(optimizer, touched, rows, summed, learning_rate)
         stored.write(weights, rows, touched, weights.updates.advance(rows))
 
     def _of(self, bags: Bags) -> dict[str, Any]:

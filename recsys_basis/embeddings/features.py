@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, Protocol
 
 import torch
 
@@ -66,18 +66,25 @@ class Bags:
     per_sample_weights: torch.Tensor | None
 
 
+class InKernels(Protocol):
+    """Sums that C++ kernels keep, of which those of one item are still where the batch left them."""
+
+    def tensor(self) -> torch.Tensor:
+        """All in one piece [U, D] float32, which is read from now on and may be changed."""
+
+
 @dataclass(frozen=True)
 class RowGradients:
     """What a batch's backward leaves for its U distinct rows.
 
     rows    [U] int64, ascending group rows
-    summed  the gradient of each, duplicates summed: [U, D] float32, or what the kernels keep in its place
+    summed  the gradient of each, duplicates summed: [U, D] float32, or in the kernels' keeping
     finite  whether the sum of all squares of ``sums`` is: they enter every second moment
     counts  [U] int64, how many ids of the batch each row was; None where nobody asks
     """
 
     rows: torch.Tensor
-    summed: Any
+    summed: torch.Tensor | InKernels
     finite: bool
     counts: torch.Tensor | None
 

@@ -65,13 +65,13 @@ class TorchLookup:
         self,
         optimizer: RowOptimizer,
         weights: Weights,
-        rows: torch.Tensor,
-        gradients: torch.Tensor,
+        gradients: RowGradients,
         learning_rate: float,
     ) -> None:
-        """One step of ``optimizer``; rows [U] and gradients [U, D] as in ``RowOptimizer.update``."""
+        """One step of ``optimizer``."""
+        rows = gradients.rows
         touched = weights.read(rows)
-        optimizer.update(touched, rows, gradients, learning_rate)
+        optimizer.update(touched, rows, gradients.sums, learning_rate)
         weights.write(rows, touched, weights.updates.advance(rows))
 
     def _rows(self, bags: Bags) -> torch.Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from recsys_basis.embeddings.features import InKernels
 from recsys_basis.kernels.extension import load
 from recsys_basis.row_optimizers import row_optimizer_class
 from recsys_basis.row_optimizers.adafactor import Adafactor
@@ -29,7 +30,7 @@ def update(
     optimizer: RowOptimizer,
     weights: torch.Tensor,
     rows: torch.Tensor,
-    gradients: torch.Tensor,
+    gradients: torch.Tensor | InKernels,
     learning_rate: float,
 ) -> None:
     """What ``optimizer.update`` does, in C++ on torch's number of threads; the same bits for any number.

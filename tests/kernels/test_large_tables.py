@@ -80,7 +80,7 @@ def test_rows_beyond_32_bits_are_looked_up_and_updated(
             gradient = torch.randn(len(INDICES), WIDTH, generator=generator)
             sums = lookup.sum_by_row(gradient, bags, with_counts=False)
             assert torch.equal(sums.rows, TOUCHED)
-            lookup.update(optimizer, Weights(weights, shards), sums.rows, sums.sums, 0.1)
+            lookup.update(optimizer, Weights(weights, shards), sums, 0.1)
         assert weights[TOUCHED].abs().amin() > 0
         assert not weights[NEIGHBOURS].any()
         results.append(lookup.pool(weights, bags))

@@ -45,7 +45,7 @@ def spoil_rows(step: int) -> mock._patch:
 
     def receive(self: RowOptimizedEmbeddingBags, gradients: RowGradients) -> None:
         if next(calls) == step:
-            gradients = replace(gradients, sums=gradients.sums * math.inf, finite=False)
+            gradients = replace(gradients, summed=gradients.sums * math.inf, finite=False)
         original(self, gradients)
 
     return mock.patch.object(RowOptimizedEmbeddingBags, "receive", receive)

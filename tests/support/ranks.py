@@ -30,10 +30,11 @@ def run_ranks(
 
     ``ranks_per_node``: what TorchRec takes for the size of a node; all ranks by default.
 
-    The function's module travels by value, since test modules cannot be imported elsewhere; ``support`` can.
+    A test module travels by value, since it cannot be imported elsewhere; ``support`` can.
     """
     cloudpickle.register_pickle_by_value(sys.modules[__package__ or __name__])
-    cloudpickle.register_pickle_by_value(sys.modules[function.__module__])
+    if not function.__module__.startswith("recsys_basis."):  # by value it could not be pickled a second time
+        cloudpickle.register_pickle_by_value(sys.modules[function.__module__])
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "call").write_bytes(cloudpickle.dumps((function, arguments)))
         environment = os.environ | {

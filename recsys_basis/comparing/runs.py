@@ -57,7 +57,7 @@ class PlannedRun:
         assert isinstance(saved, dict)
         # The machine's settings change no result but the speed.
         differing = sorted(key for key in wanted if key != "runtime" and saved.get(key) != wanted[key])
-        if json.loads((self.folder / "result.json").read_text())["data_digest"] != self.data_digest:
+        if json.loads((self.folder / "result.json").read_text()).get("data_digest") != self.data_digest:
             differing.append("data")
         if differing:
             raise RunFailedError(

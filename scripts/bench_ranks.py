@@ -22,7 +22,6 @@ import argparse
 import multiprocessing
 import os
 import signal
-import socket
 import statistics
 import sys
 import tempfile
@@ -33,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from bench_row_optimizers import machine_and_versions, write_rows
+from fault_drill import become_rank, free_port
 
 from recsys_basis.config import compose_job
 from recsys_basis.ingest.spec import DatasetConfig, SyntheticConfig
@@ -148,14 +148,7 @@ def train(config: TrainConfig, rank: int, ranks: int, port: int, ends: Any) -> N
     """Body of a rank's process, on a core of its own."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank]})
-    os.environ |= {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-    }
+    become_rank(rank, ranks, port)
 
     def note(rows: int) -> None:
         if rank == 0:
@@ -181,13 +174,6 @@ def make_data(folder: Path, rows: int) -> Path:
     ]
     prepare(parse_section(DatasetConfig, compose_job("prepare", settings)["dataset"]))
     return folder / "prepared"
-
-
-def free_port() -> int:
-    """One that nobody listens on now."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def report(contenders: list[Contender], rates: list[Rates], per_rank: int) -> list[dict[str, object]]:

@@ -127,7 +127,7 @@ class Job:
         self._step = context.Value("q", 0)
 
     def start(self) -> None:
-        port = _free_port()
+        port = free_port()
         self._processes = [
             self._context.Process(target=_train, args=(self._config, rank, self.ranks, port, self._step))
             for rank in range(self.ranks)
@@ -171,14 +171,7 @@ class Job:
 
 def _train(config: TrainConfig, rank: int, ranks: int, port: int, step: Any) -> None:
     """Body of a rank's process."""
-    os.environ |= {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-    }
+    become_rank(rank, ranks, port)
     checkpoints = list_checkpoints(Path(config.output_dir) / "checkpoints")
     begun = int(checkpoints[-1].name.removeprefix("step-")) if checkpoints else 0
 
@@ -220,7 +213,20 @@ def make_data(folder: Path) -> Path:
     return prepared
 
 
-def _free_port() -> int:
+def become_rank(rank: int, ranks: int, port: int) -> None:
+    """Make this process one of ``ranks`` on this machine, by torchrun's environment."""
+    os.environ |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+    }
+
+
+def free_port() -> int:
+    """One that nobody listens on now."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from support.kernels import require_kernels
 
 torch.set_num_threads(1)
 
@@ -19,6 +21,15 @@ def real_data() -> Path:
     if not (folder / "criteo" / "kaggle_137k.tsv.gz").is_file():
         pytest.skip(f"no real click logs in {folder}: set RECSYS_BASIS_DATA to their folder")
     return folder
+
+
+@pytest.fixture
+def kernels_on_any_threads() -> Iterator[None]:
+    """Skip where the C++ kernels were not compiled; a test may set torch's number of threads."""
+    require_kernels()
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

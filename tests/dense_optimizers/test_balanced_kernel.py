@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.kernels import require_kernels
 from torch import nn
 
 from recsys_basis.dense_optimizers import BalancedAdam, balanced_kernel
@@ -26,16 +25,7 @@ PHASES: dict[str, Any] = {
 """Masks to step 20, then scales alone, Adam, rebalancing from its first window on, Adam."""
 
 
-@pytest.fixture(autouse=True)
-def _needs_kernels() -> None:
-    require_kernels()
-
-
-@pytest.fixture(autouse=True)
-def _restore_threads() -> Any:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("kernels_on_any_threads")
 
 
 def model() -> nn.ParameterList:

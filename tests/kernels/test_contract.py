@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.kernels import require_kernels
 from support.row_variants import IDS, VARIANTS
 
 from recsys_basis.embeddings.bags import RowOptimizedEmbeddingBags
@@ -53,16 +52,7 @@ VISIBLE = {
 """Settings under which each of these keys changes the result: s reaches both clips."""
 
 
-@pytest.fixture(autouse=True)
-def _needs_kernels() -> None:
-    require_kernels()
-
-
-@pytest.fixture(autouse=True)
-def _restore_threads() -> Any:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("kernels_on_any_threads")
 
 
 def make_bags(

@@ -58,8 +58,8 @@ def embedding_codecs(
 
 
 class Scaled:
-    """``codec`` for numbers too small for fp16: the gradient of a mean over the batch goes as that of the sum,
-    nearly; a power of two changes no bits.
+    """``codec`` for numbers too small for fp16: the gradient of a mean over the batch goes as that of the
+    sum, nearly; a power of two changes no bits.
 
     FBGEMM's own loss scale does not serve: its decoder divides what is still fp16, and the small numbers are
     lost there.
@@ -69,10 +69,10 @@ class Scaled:
         self.codec, self.scale = codec, scale
 
     def encode(self, numbers: torch.Tensor, context: Any = None) -> torch.Tensor:
-        return self.codec.encode(numbers * self.scale, context)  # type: ignore[no-any-return]
+        return self.codec.encode(numbers * self.scale, context)
 
     def decode(self, sent: torch.Tensor, context: Any = None) -> torch.Tensor:
-        return self.codec.decode(sent, context) / self.scale  # type: ignore[no-any-return]
+        return self.codec.decode(sent, context) / self.scale
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.codec, name)

@@ -67,15 +67,14 @@ class Scaled:
 
     def __init__(self, codec: Any, scale: float) -> None:
         self.codec, self.scale = codec, scale
+        self.create_context, self.calc_quantized_size = codec.create_context, codec.calc_quantized_size
+        self.quantized_dtype = codec.quantized_dtype
 
     def encode(self, numbers: torch.Tensor, context: Any = None) -> torch.Tensor:
         return self.codec.encode(numbers * self.scale, context)
 
     def decode(self, sent: torch.Tensor, context: Any = None) -> torch.Tensor:
         return self.codec.decode(sent, context) / self.scale
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.codec, name)
 
 
 def compress_towers(config: CommunicationConfig, model: DistributedModelParallel) -> None:

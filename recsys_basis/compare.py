@@ -98,6 +98,7 @@ def run_comparison(comparison: ComparisonConfig, plan: RunPlanner) -> None:
         for rate in searched
         if rate.at_edge
     ]
+    notes += [words for variant in comparison.variants if (words := plan.fixed_rates(variant))]
     if search_rows == comparison.search.max_rows:
         notes.append(f"rates were searched on {search_rows:,} rows only, which favours somewhat larger ones")
     if truth is not None:
@@ -191,6 +192,21 @@ class RunPlanner:
             for variant in self.comparison.variants
             for rate in [rate_of.get(variant.name, variant.learning_rates[0])]
         ]
+
+    def fixed_rates(self, variant: Variant) -> str:
+        """A sentence where tables that ``table_row_optimizers`` sets apart keep the rates given to them."""
+        rate = variant.learning_rates[0]
+        given, moved = (
+            self.config(variant, each, 0, "check").table_row_optimizers or {} for each in (rate, 2 * rate)
+        )
+        fixed = [
+            f"{tables} {section.learning_rate:g}"
+            for tables, section in given.items()
+            if section.learning_rate == moved[tables].learning_rate
+        ]
+        key = self.comparison.learning_rate_key
+        words = f"{variant.name} varies {key} alone: tables set apart keep their rates, {', '.join(fixed)}"
+        return words if fixed else ""
 
     def config(
         self,

@@ -6,8 +6,10 @@
 
 Prints for each table and in all: bytes of weights, bytes of state of every row optimizer, where TorchRec's
 planner would put it under the chosen one; and for every optimizer whether the tables fit, and the fewest
-ranks on which they do. State is counted by the rules themselves, padding included; a rank's bytes also hold
-TorchRec's estimate of the buffers of a batch. Needs no GPU, no ranks and none of the memory it speaks of.
+ranks on which they do. Bytes are those of all ranks together, as a run measures them at its end: state is
+counted by the rules themselves, with padding, replicas, and what each block of columns has of its own; a
+rank's bytes also hold TorchRec's estimate of the buffers of a batch. Needs no GPU, no ranks and none of the
+memory it speaks of.
 """
 
 from __future__ import annotations

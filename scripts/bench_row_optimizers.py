@@ -245,17 +245,22 @@ def rivals_of(shape: str, quick: bool) -> dict[str, tuple[str, ...]]:
     return {"fbgemm rowwise_adagrad": ("basis",), "fbgemm adagrad": ("adam",)} if quick else RIVALS
 
 
-def main() -> None:
-    """Time all pairs, or those of the first shape that --quick names."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+def parse_options(description: str | None, quick: str) -> tuple[argparse.Namespace, Callable[[], float]]:
+    """The command line, and the clock that it names, in seconds; ``quick``: what --quick measures."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--output", type=Path, help="CSV file to write")
-    parser.add_argument("--quick", action="store_true", help="two pairs on the first shape, few rounds")
+    parser.add_argument("--quick", action="store_true", help=quick)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
     options = parser.parse_args()
+    return options, time.perf_counter if options.clock == "wall" else time.process_time
+
+
+def main() -> None:
+    """Time all pairs, or those of the first shape that --quick names."""
+    options, clock = parse_options(__doc__, "two pairs on the first shape, few rounds")
     torch.set_num_threads(options.threads)
-    clock = time.perf_counter if options.clock == "wall" else time.process_time
     rows = []
     for shape_name, shape in SHAPES.items():
         if options.quick and shape_name != FIRST:

@@ -20,11 +20,9 @@ this process's threads together, which other processes disturb less.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,6 +41,7 @@ from bench_row_optimizers import (
     Shape,
     draw_ids,
     machine_and_versions,
+    parse_options,
     write_rows,
 )
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -325,15 +324,8 @@ def report(
 
 def main() -> None:
     """Time all pairs, or those of the small shape."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--output", type=Path, help="CSV file to write")
-    parser.add_argument("--quick", action="store_true", help="D = 16 alone, few rounds")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
-    options = parser.parse_args()
+    options, clock = parse_options(__doc__, "D = 16 alone, few rounds")
     silence_known_warnings()
-    clock = time.perf_counter if options.clock == "wall" else time.process_time
     rounds = 5 if options.quick else options.rounds
     rows = []
     for label, shape in SHAPES.items():

@@ -17,6 +17,7 @@ import os
 import random
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from tqdm import tqdm
 
 from recsys_basis.checkpoints.folder import list_checkpoints
 from recsys_basis.checkpoints.index import read_tensors
@@ -215,6 +217,8 @@ def make_data(folder: Path) -> Path:
 
 def become_rank(rank: int, ranks: int, port: int) -> None:
     """Make this process one of ``ranks`` on this machine, by torchrun's environment."""
+    # tqdm's own is shared by processes: a kill would leave its semaphore behind.
+    tqdm.set_lock(threading.RLock())
     os.environ |= {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),

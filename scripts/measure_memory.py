@@ -28,7 +28,7 @@ from bench_train import make_config, make_ours
 from recsys_basis.batches.batch import Batch
 from recsys_basis.ingest.columns import DENSE_COLUMNS
 from recsys_basis.metrics.resources import peak_memory_bytes
-from recsys_basis.planning.placement import table_state_bytes, weight_bytes
+from recsys_basis.planning.placement import bytes_alone
 from recsys_basis.training.quiet import silence_known_warnings
 from recsys_basis.training.runtime import start_runtime
 
@@ -50,8 +50,9 @@ def measure(rule: str, rows_per_table: int) -> dict[str, Any]:
             for start in range(0, rows_per_table, shape.batch_size):
                 contender.step(batch_of(shape, start))
             growth = peak_memory_bytes() - before
-    weights = sum(weight_bytes(trainable.config.embedding, table) for table in trainable.tables)
-    state = sum(table_state_bytes(trainable.row_optimizer_of_table, table) for table in trainable.tables)
+    rules = trainable.row_optimizer_of_table
+    formula = [bytes_alone(trainable.config.embedding, rules, table) for table in trainable.tables]
+    weights, state = (sum(each) for each in zip(*formula, strict=True))
     return {
         "rule": rule,
         "rows": sum(table.num_rows for table in trainable.tables),

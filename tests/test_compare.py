@@ -57,6 +57,36 @@ def test_a_variant_may_give_one_table_another_rule(prepared: Path, tmp_path: Pat
     assert [list(each or {}) for each in tables] == [["C1"], ["C1", "C3"]]
 
 
+APART = "+table_row_optimizers={C3: {base: adam, learning_rate: 0.03}, C1?: sgd}"
+
+
+def test_rates_of_tables_set_apart_stay_and_are_told(prepared: Path, tmp_path: Path) -> None:
+    plan = planner(small(prepared, tmp_path))
+    plain = plan.comparison.variants[1]
+    apart = plain.model_copy(update={"overrides": (*plain.overrides, APART)})
+    low, high = (plan.config(apart, rate, 0, "search") for rate in (0.1, 0.2))
+    assert low.table_row_optimizers == high.table_row_optimizers
+    assert low.row_optimizer.learning_rate != high.row_optimizer.learning_rate
+    key = plan.comparison.learning_rate_key
+    words = f"basis varies {key} alone: tables set apart keep their rates, C3 0.03, C1? 1"
+    assert plan.fixed_rates(apart) == words
+    assert plan.fixed_rates(plain) == ""
+    common = APART.replace("0.03", f"${{{key}}}").replace(", C1?: sgd", "")
+    follows = plain.model_copy(update={"overrides": (*plain.overrides, common)})
+    assert plan.fixed_rates(follows) == ""
+
+
+def test_the_rate_of_a_table_set_apart_can_be_searched(prepared: Path, tmp_path: Path) -> None:
+    key = "table_row_optimizers.C3.learning_rate"
+    plan = planner([*small(prepared, tmp_path), f"comparison.learning_rate_key={key}"])
+    variant = plan.comparison.variants[1]
+    apart = variant.model_copy(update={"overrides": (*variant.overrides, APART.replace(", C1?: sgd", ""))})
+    config = plan.config(apart, 0.2, 0, "search")
+    assert config.table_row_optimizers is not None
+    assert config.table_row_optimizers["C3"].learning_rate == 0.2
+    assert plan.fixed_rates(apart) == ""
+
+
 def test_a_table_that_is_not_there_shows_before_the_first_run(prepared: Path, tmp_path: Path) -> None:
     base = "{name: adam, overrides: ['row_optimizer=adam'], learning_rates: [0.1]}"
     other = "{name: other, overrides: ['+table_row_optimizers.C27=sgd'], learning_rates: [0.1]}"
@@ -108,7 +138,8 @@ def test_torchrun_is_refused(prepared: Path, tmp_path: Path, monkeypatch: pytest
 
 def test_a_whole_comparison(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     two = (
-        "[{name: adam, overrides: ['row_optimizer=adam'], learning_rates: [0.01]},"
+        "[{name: adam, learning_rates: [0.01],"
+        "  overrides: ['row_optimizer=adam', '+table_row_optimizers.C3=adam']},"
         "{name: sgd, overrides: ['row_optimizer=sgd'], learning_rates: [0.1, 1.0]}]"
     )
     halving = ["comparison.search.strategy=halving", "comparison.search.max_rows=1600", "max_train_rows=3000"]
@@ -131,4 +162,5 @@ def test_a_whole_comparison(prepared: Path, tmp_path: Path, capsys: pytest.Captu
     }  # fmt: skip
     assert "AUC - adam" in capsys.readouterr().out
     page = (tmp_path / "out" / "report.html").read_text()
+    assert "row_optimizer.learning_rate alone: tables set apart keep their rates, C3 0.006" in page
     assert "max_train_rows=3000" in page and "sgd is " in page and "row_optimizer.rule" in page

@@ -6,12 +6,13 @@ checkpoint of one goes on with the other.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from recsys_basis.kernels.extension import missing_reason
+from recsys_basis.kernels.extension import load, missing_reason
 
 Kernel = Literal["auto", "cpp", "torch"]
 DTYPES = (torch.float32, torch.int8)
@@ -31,6 +32,18 @@ def uses_cpp(kernel: Kernel, *tensors: Tensor) -> bool:
     if reason is not None and kernel == "cpp":
         raise RuntimeError(f"BalancedAdam(kernel='cpp'): {reason}; or choose kernel='torch', or 'auto'")
     return reason is None
+
+
+def describe_choice(parameters: Sequence[Tensor]) -> str:
+    """One line on what ``dense_optimizer.kernel = auto`` takes for float32 ``parameters``, and why."""
+    reasons = [_cpp_missing_reason((parameter,)) for parameter in parameters]
+    missing = [reason for reason in reasons if reason is not None]
+    if not missing:
+        return f"dense_optimizer.kernel = auto: the C++ kernels ({load().instruction_set})"
+    return (
+        f"dense_optimizer.kernel = auto: plain PyTorch for {len(missing)} of {len(parameters)} parameters, "
+        f"since {missing[0]}"
+    )
 
 
 def _cpp_missing_reason(tensors: tuple[Tensor, ...]) -> str | None:

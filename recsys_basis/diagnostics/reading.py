@@ -13,7 +13,7 @@ from recsys_basis.diagnostics.buckets import NUM_WORST, ShardBuckets
 from recsys_basis.diagnostics.watch import Watch
 from recsys_basis.row_optimizers.basis import Basis
 from recsys_basis.row_optimizers.bias import bias_correction
-from recsys_basis.row_optimizers.storage import as_float32
+from recsys_basis.row_optimizers.storage import DTYPES, LOG8_VALUES, as_float32
 
 SAMPLED_ENTRIES = 1000
 """Rows of a state's tensor that are looked at, evenly spaced."""
@@ -73,7 +73,8 @@ def read_shards(watch: Watch, buckets: list[ShardBuckets]) -> Iterator[ShardRead
     colliding = _colliding(optimizer, watch.rows) if isinstance(optimizer, Basis) else None
     states: list[dict[str, StateRange]] = [{} for _ in optimizer.shards]
     for state in optimizer.table_states():
-        if state.per != "table" and state.tensor.is_floating_point() and len(state.tensor):
+        is_count = not state.tensor.is_floating_point() and state.tensor.dtype != DTYPES["log8"]
+        if state.per != "table" and not is_count and len(state.tensor):
             states[state.shard][state.name] = range_of(state.tensor)
     for index, shard in enumerate(optimizer.shards):
         touched = slice(bounds[index], bounds[index + 1])
@@ -92,13 +93,14 @@ def read_shards(watch: Watch, buckets: list[ShardBuckets]) -> Iterator[ShardRead
 
 
 def range_of(tensor: torch.Tensor) -> StateRange:
-    """Of a state [n] or [n, D]."""
-    sample = tensor[:: -(-len(tensor) // SAMPLED_ENTRIES)].abs()
+    """Of a state [n] or [n, D], of any dtype that holds float32 numbers."""
+    sample = as_float32(tensor[:: -(-len(tensor) // SAMPLED_ENTRIES)]).abs()
+    tiny = torch.finfo(tensor.dtype).tiny if tensor.is_floating_point() else float(LOG8_VALUES[1])
     seen = sample[sample.reshape(len(sample), -1).any(dim=1)]
     positive = seen[seen > 0]
     return StateRange(
         entries=seen.numel(),
-        underflowed=int((seen < torch.finfo(tensor.dtype).tiny).sum()),
+        underflowed=int((seen < tiny).sum()),
         smallest=float(positive.min()) if len(positive) else float("inf"),
         largest=float(positive.max()) if len(positive) else 0.0,
     )

@@ -16,6 +16,8 @@ from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstima
 from torchrec.distributed.planner.types import ParameterConstraints, ShardingOption, Storage
 
 from recsys_basis.embeddings.kernel import EmbeddingSpec
+from recsys_basis.embeddings.spec import WeightDtype
+from recsys_basis.embeddings.weights import rounding_state_bytes
 from recsys_basis.row_optimizers import row_optimizer_class
 from recsys_basis.row_optimizers.base import RowOptimizerConfig
 from recsys_basis.tables import TableShard
@@ -42,17 +44,18 @@ class RowStateStorageEstimator(EmbeddingStorageEstimator):
         super().estimate(sharding_options, sharder_data_map)
         for option in sharding_options:
             for shard in option.shards if option.name in self.specs else ():
-                num_bytes = self._state_bytes(option.name, shard.size)
+                num_bytes = piece_state_bytes(self.specs[option.name], option.name, shard.size)
                 shard.storage += Storage(hbm=num_bytes, ddr=0) if self.on_device else Storage(0, num_bytes)
 
-    def _state_bytes(self, name: str, size: list[int]) -> int:
-        # Whole partitions cost the same wherever in the table they lie.
-        spec = self.specs[name]
-        table = replace(spec.table(name), embedding_dim=size[1])
-        return state_bytes(spec.row_optimizer, TableShard(table, 0, size[0]))
+
+def piece_state_bytes(spec: EmbeddingSpec, name: str, size: list[int]) -> int:
+    """Bytes of optimizer state of a piece of table ``name``, ``size`` = [rows, columns], wherever it lies."""
+    table = replace(spec.table(name), embedding_dim=size[1])
+    return state_bytes(spec.row_optimizer, TableShard(table, 0, size[0]), spec.weight_dtype)
 
 
 @functools.cache
-def state_bytes(config: RowOptimizerConfig, shard: TableShard) -> int:
+def state_bytes(config: RowOptimizerConfig, shard: TableShard, weight_dtype: WeightDtype) -> int:
     """Bytes of optimizer state of ``shard``; planning asks for the same thousands of times."""
-    return row_optimizer_class(config.rule).state_bytes_of(config, shard)
+    rule = row_optimizer_class(config.rule)
+    return rule.state_bytes_of(config, shard) + rounding_state_bytes(weight_dtype)

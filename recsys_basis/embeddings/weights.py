@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from recsys_basis.embeddings.spec import WeightDtype
 from recsys_basis.row_optimizers.bias import TableUpdates
 from recsys_basis.row_optimizers.partitions import Partitions
 from recsys_basis.row_optimizers.storage import Stored, rounding_of
@@ -25,3 +26,8 @@ class Weights(Stored):
         super().__init__(tensor, starts, *rounding_of(shards, "weights", 0, device))
         sizes = [shard.num_rows for shard in shards]
         self.updates = TableUpdates([0, *itertools.accumulate(sizes[:-1])], device)
+
+
+def rounding_state_bytes(dtype: WeightDtype) -> int:
+    """Of one shard, beside the rule's state: ``Weights.updates``, which checkpoints keep where it matters."""
+    return 0 if dtype == "float32" else torch.int64.itemsize

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torchrec.distributed.planner.types import PlannerError, ShardingOption
 from torchrec.distributed.types import ShardingType
@@ -18,20 +18,29 @@ from recsys_basis.embeddings.kernel import SPEC_KEY, EmbeddingSpec
 from recsys_basis.embeddings.plan import TABLES_SHARE, create_planner, create_topology
 from recsys_basis.embeddings.sharder import RowOptimizerSharder
 from recsys_basis.embeddings.spec import EmbeddingConfig
-from recsys_basis.embeddings.storage import state_bytes
+from recsys_basis.embeddings.storage import piece_state_bytes, state_bytes
 from recsys_basis.planning.spec import PlanConfig
 from recsys_basis.row_optimizers.base import RowOptimizerConfig
 from recsys_basis.row_optimizers.storage import DTYPES
 from recsys_basis.schema import ConfigError
 from recsys_basis.tables import Table, TableShard
 
+ROOM_FOR_ALL_GB = 1e9
+
 
 @dataclass(frozen=True)
 class Placement:
-    """where: of each table, in words. fullest_rank_bytes: weights, state and buffers of the fullest rank."""
+    """Where the tables are, and what that costs."""
 
     where: dict[str, str]
+    """Of each table, in words."""
+    weight_bytes: dict[str, int]
+    """Of each table, all ranks together: replicas each count."""
+    state_bytes: dict[str, int]
+    """Likewise; a block of columns has its own of what a rule keeps for a row, a rank of what it counts."""
     fullest_rank_bytes: int
+    """Weights, state and buffers."""
+    fits: bool
 
 
 Rules = Mapping[str, RowOptimizerConfig]
@@ -60,11 +69,26 @@ def place(config: PlanConfig, tables: Sequence[Table], rules: Rules, world_size:
     except PlannerError:
         return None
     of_rank: Counter[int] = Counter()
+    weights: Counter[str] = Counter()
+    state: Counter[str] = Counter()
     for option in placed:
         for shard in option.shards:
             assert shard.rank is not None and shard.storage is not None
+            weights[option.name] += math.prod(shard.size) * DTYPES[dtype].itemsize
+            state[option.name] += piece_state_bytes(specs[option.name][SPEC_KEY], option.name, shard.size)
             of_rank[shard.rank] += shard.storage.hbm if config.device == "cuda" else shard.storage.ddr
-    return Placement({option.name: _in_words(option) for option in placed}, max(of_rank.values()))
+    where = {option.name: _in_words(option) for option in placed}
+    return Placement(where, weights, state, max(of_rank.values()), fits=True)
+
+
+def place_anyhow(config: PlanConfig, tables: Sequence[Table], rules: Rules) -> Placement:
+    """As ``place``, on the ranks of ``config``; where memory is too little, as if there were enough."""
+    placement = place(config, tables, rules, config.world_size)
+    if placement is not None:
+        return placement
+    roomy = place(config.model_copy(update={"memory_gb": ROOM_FOR_ALL_GB}), tables, rules, config.world_size)
+    assert roomy is not None
+    return replace(roomy, fits=False)
 
 
 def fewest_ranks(config: PlanConfig, tables: Sequence[Table], rules: Rules) -> int | None:
@@ -72,7 +96,7 @@ def fewest_ranks(config: PlanConfig, tables: Sequence[Table], rules: Rules) -> i
 
     More ranks help until every partition, or every piece that is not cut over all ranks, has one of its own.
     """
-    needed = sum(weight_bytes(config.embedding, table) + table_state_bytes(rules, table) for table in tables)
+    needed = sum(sum(bytes_alone(config.embedding, rules, table)) for table in tables)
     least = max(1, math.ceil(needed / (config.memory_gb * 1e9 * TABLES_SHARE)))
     kinds = {config.embedding.sharding, *(config.embedding.table_sharding or {}).values()}
     within_node = config.ranks_per_node if kinds & {"table_row_wise", "grid_shard"} else 1
@@ -87,14 +111,10 @@ def fewest_ranks(config: PlanConfig, tables: Sequence[Table], rules: Rules) -> i
     return None
 
 
-def weight_bytes(embedding: EmbeddingConfig, table: Table) -> int:
-    """Of the whole table."""
-    return table.num_rows * table.embedding_dim * DTYPES[embedding.weight_dtype].itemsize
-
-
-def table_state_bytes(rules: Rules, table: Table) -> int:
-    """Of the whole table."""
-    return state_bytes(rules[table.name], TableShard.whole(table))
+def bytes_alone(embedding: EmbeddingConfig, rules: Rules, table: Table) -> tuple[int, int]:
+    """Bytes of weights and of state of ``table`` on one rank, in one piece."""
+    weights = table.num_rows * table.embedding_dim * DTYPES[embedding.weight_dtype].itemsize
+    return weights, state_bytes(rules[table.name], TableShard.whole(table), embedding.weight_dtype)
 
 
 def _in_words(option: ShardingOption) -> str:

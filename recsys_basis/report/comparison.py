@@ -68,13 +68,19 @@ class VariantRow:
     )
     ci_low: float | None = column("lower end of its 95 % interval by bootstrap over seeds and rows", None)
     ci_high: float | None = column("upper end of the same", None)
-    non_inferior: bool | None = column("whether ci_low is above -comparison.non_inferiority_margin", None)
+    non_inferior: bool | None = column(
+        "whether ci_low is above -comparison.non_inferiority_margin, and missing_seeds is empty", None
+    )
     delong_ci_low: float | None = column(
         "lower end of its 95 % interval by DeLong's covariances over seeds", None
     )
     delong_ci_high: float | None = column("upper end of the same", None)
-    delong_non_inferior: bool | None = column("whether delong_ci_low is above that margin, too", None)
+    delong_non_inferior: bool | None = column("the same of delong_ci_low", None)
     paired_seeds: tuple[int, ...] = column("seeds that auc_difference is taken over")
+    missing_seeds: tuple[int, ...] = column(
+        "seeds that ended for some variant, but not for both this one and the baseline: runs that diverged",
+        (),
+    )
     standard_error_rows: float | None = column(
         "part of auc_difference's standard error from the choice of test rows", None
     )
@@ -107,18 +113,22 @@ class Difference:
     delong: AucDifference
     bootstrap: Interval
     margin: float
+    missing_seeds: tuple[int, ...]
 
     def columns(self) -> dict[str, Any]:
         """By field of ``VariantRow``."""
         low, high = self.bootstrap
+        # Those that survived say nothing of those that diverged.
+        whole = not self.missing_seeds
         return {
             "auc_difference": self.delong.difference,
             "ci_low": low,
             "ci_high": high,
-            "non_inferior": low > -self.margin,
+            "non_inferior": whole and low > -self.margin,
             "delong_ci_low": self.delong.ci_low,
             "delong_ci_high": self.delong.ci_high,
-            "delong_non_inferior": self.delong.ci_low > -self.margin,
+            "delong_non_inferior": whole and self.delong.ci_low > -self.margin,
+            "missing_seeds": self.missing_seeds,
             "standard_error_rows": self.delong.standard_error_rows,
             "standard_error_seeds": self.delong.standard_error_seeds,
             "seed_differences": self.delong.by_seed,
@@ -137,6 +147,7 @@ def compare_runs(records: Sequence[RunRecord], judging: Judging) -> list[Variant
     if not records:
         raise RunsDifferError("there are no finished runs to compare: where all diverged, lower their rates")
     baseline, groups = judging.baseline, _group_by_variant(records)
+    all_seeds = {record.seed for record in records}
     labels, logits = _read_predictions(records)
     if baseline not in groups:
         logger.warning("no runs of the baseline %r: the comparison has no AUC differences", baseline)
@@ -150,7 +161,8 @@ def compare_runs(records: Sequence[RunRecord], judging: Judging) -> list[Variant
             )
             components = PairedComponents.of(labels, of_variant, of_baseline)
             resampled = bootstrap_interval(components, judging.num_resamples, BOOTSTRAP_SEED)
-            difference = Difference(delong_interval(components), resampled, judging.margin)
+            missing = tuple(sorted(all_seeds - set(paired_seeds)))
+            difference = Difference(delong_interval(components), resampled, judging.margin, missing)
         rows.append(_variant_row(runs, difference, paired_seeds))
     return rows
 

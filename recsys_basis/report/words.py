@@ -29,6 +29,13 @@ def headlines(rows: Sequence[VariantRow], judging: Judging) -> list[str]:
 def _about(row: VariantRow, baseline: VariantRow, judging: Judging) -> str:
     if row.auc_difference is None or row.ci_low is None or row.ci_high is None:
         return f"{row.variant} shares no seed with {baseline.variant}: the two are not compared."
+    if row.missing_seeds:
+        return (
+            f"{row.variant} is not judged beside {baseline.variant}, since one or both have no run of "
+            f"{_list(row.missing_seeds)}: on {_list(row.paired_seeds)} its AUC differs by "
+            f"{row.auc_difference:+.5f} (95 % interval {row.ci_low:+.5f} to {row.ci_high:+.5f}). "
+            f"{_size(row, baseline)}"
+        )
     return (
         f"{row.variant} is {verdict(row.ci_low, row.ci_high)} {baseline.variant}: AUC {row.auc_mean:.5f} "
         f"against {baseline.auc_mean:.5f}, a difference of {row.auc_difference:+.5f} "
@@ -62,6 +69,10 @@ def _size(row: VariantRow, baseline: VariantRow) -> str:
     ratio = baseline.optimizer_bytes / row.optimizer_bytes
     times = f"1/{ratio:.3g}" if ratio > 1 else f"{1 / ratio:.3g} times as much" if ratio < 1 else "as much"
     return f"It keeps {sizes}: {times}."
+
+
+def _list(seeds: Sequence[int]) -> str:
+    return f"seed{'' if len(seeds) == 1 else 's'} {', '.join(str(seed) for seed in seeds)}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -40,8 +40,9 @@ not tell the two apart.
   spread of the differences for the seeds, together by Obuchowski and Rockette's method with Hillis's degrees
   of freedom. Covers about 95 of 100 with five seeds, 88 to 93 with two or three that differ much.
 
-*No worse* means that the lower end is above -{margin:g} (`comparison.non_inferiority_margin`). `not shown` is
-not "worse": more seeds or more test rows may show it.
+*No worse* means that the lower end is above -{margin:g} (`comparison.non_inferiority_margin`), and that no
+seed is missing: where runs diverged, the others show nothing. `not shown` is not "worse": more seeds or more
+test rows may show it.
 """
 
 

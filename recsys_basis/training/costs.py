@@ -30,14 +30,9 @@ class Costs:
 
 def measure_costs(trainable: Trainable, speed: RowMeter) -> Costs:
     """Collective: every rank calls it, and gets the same answer but for its own speed."""
-    row_state = [
-        value
-        for entries in trainable.row_optimizer.state_dict()["state"].values()
-        for value in entries.values()
-    ]
     tables = tuple(f".{table.name}.weight" for table in trainable.tables)
     weights = [value for key, value in trainable.model.state_dict().items() if key.endswith(tables)]
-    sums = torch.tensor([_local_bytes(row_state), _local_bytes(weights)])
+    sums = torch.tensor([_row_state_bytes(trainable), _local_bytes(weights)])
     peak = torch.tensor([peak_memory_bytes()])
     dist.all_reduce(sums)
     dist.all_reduce(peak, dist.ReduceOp.MAX)
@@ -48,6 +43,15 @@ def measure_costs(trainable: Trainable, speed: RowMeter) -> Costs:
         rows_per_second=speed.rows_per_second,
         peak_memory_bytes=int(peak),
     )
+
+
+def _row_state_bytes(trainable: Trainable) -> int:
+    """Of this rank."""
+    bags = trainable.embedding_bags()
+    if bags:
+        return sum(each.row_optimizer.state_bytes() for each in bags)
+    state = trainable.row_optimizer.state_dict()["state"]  # FBGEMM's, or nothing
+    return _local_bytes(value for entries in state.values() for value in entries.values())
 
 
 def _local_bytes(values: Iterable[Any]) -> int:

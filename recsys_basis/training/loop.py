@@ -22,6 +22,8 @@ from recsys_basis.batches.stream import BatchStream, Shuffle
 from recsys_basis.checkpoints.folder import list_checkpoints
 from recsys_basis.checkpoints.load import START, load_checkpoint
 from recsys_basis.checkpoints.save import CheckpointSaver
+from recsys_basis.dense_optimizers import balanced_kernel
+from recsys_basis.dense_optimizers.config import BalancedAdamConfig
 from recsys_basis.diagnostics.recorder import Diagnostics
 from recsys_basis.embeddings.choice import describe_choice
 from recsys_basis.embeddings.sending import SentIds, send_ahead
@@ -142,10 +144,7 @@ class Run:
                 )
         self.folder.start(self.progress.step)
         self._report_row_state()
-        if self.config.embedding.kernel == "auto":
-            device_type, configs = self.runtime.device.type, self.trainable.row_optimizer_of_table.values()
-            for words in dict.fromkeys(describe_choice(config, device_type) for config in configs):
-                self.say(words)
+        self._report_kernels()
         self.say(
             f"training on {self.runtime.device}, {self.runtime.world_size} rank(s) of "
             f"{self.runtime.threads} thread(s), {self.num_steps:,} steps"
@@ -385,6 +384,16 @@ class Run:
         self.folder.write_row_state(described)
         for words in summarize_row_state(self.trainable, described):
             self.say(words)
+
+    def _report_kernels(self) -> None:
+        """What ``auto`` takes."""
+        if self.config.embedding.kernel == "auto":
+            device_type, configs = self.runtime.device.type, self.trainable.row_optimizer_of_table.values()
+            for words in dict.fromkeys(describe_choice(config, device_type) for config in configs):
+                self.say(words)
+        dense = self.config.dense_optimizer
+        if isinstance(dense, BalancedAdamConfig) and dense.kernel == "auto":
+            self.say(balanced_kernel.describe_choice(self.trainable.dense_parameters()))
 
     def say(self, text: str) -> None:
         if self.runtime.is_main and self.on_rows is None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import functools
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -60,16 +62,35 @@ def start_runtime(config: RuntimeConfig) -> Iterator[Runtime]:
     # On GPUs gloo stays beside NCCL for what lives in CPU memory: gathered predictions, agreement.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     timeout = datetime.timedelta(seconds=config.collective_timeout_s)
+    number = next(_numbers)
     if "RANK" in os.environ:
-        dist.init_process_group(backend, timeout=timeout)
+        store, rank, world_size = _meet(timeout)
+        store = dist.PrefixStore(f"run-{number}", store)
     else:
-        dist.init_process_group(backend, timeout=timeout, store=dist.HashStore(), rank=0, world_size=1)
+        store, rank, world_size = dist.HashStore(), 0, 1
+    dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=world_size)
     # gloo's gather collectives refuse ranks with different batch sizes, as the last batch has.
     set_use_sync_collectives(backend == "gloo")
     try:
         yield Runtime(dist.get_rank(), dist.get_world_size(), device, threads)
     finally:
         dist.destroy_process_group()
+
+
+_numbers = itertools.count()
+"""Of the runs of this process: all its ranks begin the same ones."""
+
+
+@functools.cache
+def _meet(timeout: datetime.timedelta) -> tuple[dist.Store, int, int]:
+    """(where ranks find each other, rank, world size), from torchrun's environment.
+
+    Kept while the process lives, and each run has names of its own there: a run after another, ended or
+    failed, would else find the addresses that ranks left of the one before, or a server about to close.
+    """
+    store, rank, world_size = next(dist.rendezvous("env://", timeout=timeout))
+    store.set_timeout(timeout)
+    return store, rank, world_size
 
 
 def new_cpu_group(config: RuntimeConfig) -> dist.ProcessGroup:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from recsys_basis.dense_optimizers import BalancedAdam, balanced_kernel
-from recsys_basis.dense_optimizers.balanced_kernel import uses_cpp
+from recsys_basis.dense_optimizers.balanced_kernel import describe_choice, uses_cpp
 
 STEPS = 45
 PHASES: dict[str, Any] = {
@@ -189,3 +189,13 @@ def test_cpp_is_refused_where_it_cannot_run(monkeypatch: pytest.MonkeyPatch, mis
     assert not uses_cpp("auto", torch.ones(2))
     with pytest.raises(RuntimeError, match=r"kernel='cpp'\): .*(do not load|torch.compile)"):
         uses_cpp("cpp", torch.ones(2))
+
+
+def test_auto_says_what_it_takes_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    towers = [torch.nn.Parameter(torch.ones(2, 3)), torch.nn.Parameter(torch.ones(3))]
+    assert describe_choice(towers).startswith("dense_optimizer.kernel = auto: the C++ kernels (")
+    others = [*towers, torch.nn.Parameter(torch.ones(2, 3, device="meta"))]
+    words = describe_choice(others)
+    assert "auto: plain PyTorch for 1 of 3 parameters, since the C++ kernels" in words and "meta" in words
+    monkeypatch.setattr(balanced_kernel, "missing_reason", lambda: "they do not load")
+    assert describe_choice(towers).endswith("plain PyTorch for 2 of 2 parameters, since they do not load")

@@ -35,6 +35,19 @@ class Killed(BaseException):
     """Ends a run as a kill would: nothing catches it."""
 
 
+def test_a_run_says_what_auto_takes_for_its_towers(
+    prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, choice in (
+        ("balanced", ["dense_optimizer=balanced_adam"]),
+        ("asked", ["dense_optimizer=balanced_adam", "dense_optimizer.kernel=torch"]),
+        ("adamw", ["dense_optimizer=adamw"]),
+    ):
+        run_training(tiny_config(prepared, tmp_path / name, *choice, "max_train_rows=300"))
+        said = "dense_optimizer.kernel = auto: " in capsys.readouterr().out
+        assert said == (name == "balanced"), name
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_run_in_two_parts_is_the_run(
     variant: str, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -72,6 +72,9 @@ def test_ranges_leave_out_rows_that_were_never_touched() -> None:
     assert math.isinf(nothing.smallest)
     half = range_of(torch.tensor([1.0, 2.0**-20], dtype=torch.float16))  # below 2^-14
     assert half.underflowed == 1
+    codes = range_of(torch.tensor([0, 192, 1, 255], dtype=torch.uint8))  # log8: 0 is a row never touched
+    assert (codes.entries, codes.underflowed) == (3, 0)
+    assert (codes.smallest, codes.largest) == (pytest.approx(2 ** (1 / 3 - 64)), pytest.approx(2.0**21))
 
 
 @pytest.mark.parametrize(
@@ -109,6 +112,7 @@ def test_buckets_and_scalars(options: dict[str, Any]) -> None:
     for reading, rows in zip(read(bags, watch), (range(40), range(40, 100)), strict=True):
         found = reading.buckets
         assert found is not None
+        assert ("energy" in reading.states) == (energy is not None) and "updates" not in reading.states
         own = touched & set(rows)
         colliding = [row for row in own if any(places[row] & places[other] for other in touched - {row})]
         assert found.colliding_rows == len(colliding)

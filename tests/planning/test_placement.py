@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support.ranks import run_ranks
+from support.tiny import tiny_config
 
 from recsys_basis.config import compose_job
 from recsys_basis.embeddings.collection import create_tables
-from recsys_basis.planning.placement import Placement, Rules, fewest_ranks, place
+from recsys_basis.ingest.manifest import Manifest
+from recsys_basis.metrics.resources import RowMeter
+from recsys_basis.planning.placement import Placement, Rules, fewest_ranks, place, place_anyhow
 from recsys_basis.planning.spec import PlanConfig
 from recsys_basis.row_optimizers import row_optimizer_defaults
 from recsys_basis.schema import parse_section
+from recsys_basis.training.build import build
+from recsys_basis.training.costs import measure_costs
+from recsys_basis.training.runtime import start_runtime
 
 BIG = 64 * 1024 * 25
 """Ids of a table of 64 partitions: 104.9 MB of float32 weights at D = 16, 314.6 MB with Adam's state."""
@@ -100,3 +109,54 @@ def test_ranks_are_filled_with_weights_state_and_buffers() -> None:
 def test_nodes_that_are_not_full_count_as_one() -> None:
     config = plan_config(BIG, memory_mb=110, ranks_per_node=4)
     assert place(config, tables_of(config), everywhere(config, "sgd"), 6) is not None
+
+
+ROUNDED = "embedding.weight_dtype=bfloat16"
+CASES = [
+    ["row_optimizer=sm3", "embedding.sharding=row_wise"],
+    ["row_optimizer.grow_at=[1,2]", "row_optimizer.rows_per_bucket=50"],
+    *(
+        [f"row_optimizer={rule}", *sharding, ROUNDED]
+        for rule, sharding in itertools.product(
+            ("adam", "basis"),
+            (
+                ["embedding.sharding=table_wise"],
+                ["embedding.sharding=row_wise"],
+                ["embedding.sharding=data_parallel"],
+                ["embedding.sharding=column_wise", "embedding.column_shards=4"],
+            ),
+        )
+    ),
+]
+
+
+def measured(prepared: Path) -> list[tuple[int, int]]:
+    """(bytes of weights, bytes of state) of a live run of each case, all ranks together."""
+    found = []
+    with start_runtime(tiny_config(prepared, Path("unused")).runtime) as runtime:
+        for case in CASES:
+            config = tiny_config(prepared, Path("unused"), *case)
+            trainable = build(config, Manifest.load(prepared), runtime)
+            trainable.grow(10**6)
+            costs = measure_costs(trainable, RowMeter(0))
+            found.append((costs.weight_bytes, costs.optimizer_bytes))
+    return found
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_plan_counts_the_bytes_that_a_run_measures(prepared: Path, world_size: int) -> None:
+    settings = ["device=cpu", "embedding.embedding_dim=8", "embedding.min_rows_per_partition=16"]
+    for case, found in zip(CASES, run_ranks(world_size, measured, prepared)[0], strict=True):
+        asked = [f"prepared_dir={prepared}", f"world_size={world_size}", *settings, *case]
+        config = parse_section(PlanConfig, compose_job("plan", asked))
+        tables, rules = tables_of(config), config.solved_for_tables(tables_of(config))
+        plan = place_anyhow(config, tables, rules)
+        assert (sum(plan.weight_bytes.values()), sum(plan.state_bytes.values())) == found, case
+        assert plan.fits
+
+
+def test_what_does_not_fit_is_counted_all_the_same() -> None:
+    config = plan_config(BIG, memory_mb=1)
+    plan = place_anyhow(config, tables_of(config), everywhere(config, "adam"))
+    assert not plan.fits
+    assert plan.weight_bytes["C1"] == 4 * 16 * BIG and 0 <= plan.state_bytes["C1"] - 8 * 16 * BIG <= 8 * 8

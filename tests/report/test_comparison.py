@@ -119,6 +119,24 @@ def test_only_shared_seeds_are_paired(
     assert f"their AUC difference is over {list(shared)} only" in caplog.text
 
 
+def test_no_worse_is_not_claimed_where_seeds_are_missing(finished_run: MakeRun) -> None:
+    """Of runs that diverged nothing is known, whether the variant's or the baseline's."""
+    generous = dataclasses.replace(JUDGING, margin=1.0)
+    runs = {name: [finished_run(name, seed) for seed in (0, 1, 2)] for name in ("adam", "basis", "sgd")}
+    every = [run for of_variant in runs.values() for run in of_variant]
+    _, basis, _ = compare_runs(every, generous)
+    assert (basis.missing_seeds, basis.non_inferior, basis.delong_non_inferior) == ((), True, True)
+    for gone, missing, claimed in (
+        (runs["basis"][1], [(1,), ()], [False, True]),
+        (runs["adam"][1], [(1,), (1,)], [False, False]),
+    ):
+        _, *rows = compare_runs([run for run in every if run is not gone], generous)
+        assert [row.missing_seeds for row in rows] == missing
+        assert [row.non_inferior for row in rows] == [row.delong_non_inferior for row in rows] == claimed
+    left = [run for run in every if run not in (runs["basis"][1], runs["adam"][1])]
+    assert compare_runs(left, generous)[1].missing_seeds == (1,)  # sgd shows that there was one
+
+
 def test_speed_that_was_not_measured_is_left_out(finished_run: MakeRun) -> None:
     records = [finished_run("adam", 0, rows_per_second=None), finished_run("adam", 1)]
     assert compare_runs(records, JUDGING)[0].rows_per_second == 31_000.0

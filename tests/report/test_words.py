@@ -65,6 +65,17 @@ def test_sizes(size: int, words: str, rows: list[VariantRow]) -> None:
     assert headlines([adam, replace(basis, optimizer_bytes=size)], JUDGING)[0].endswith(words)
 
 
+def test_of_survivors_no_verdict_is_given(rows: list[VariantRow]) -> None:
+    adam, basis = rows
+    cut = replace(basis, paired_seeds=(0, 3, 4), missing_seeds=(1, 2), ci_low=0.001, ci_high=0.002)
+    sentence = headlines([adam, cut], JUDGING)[0]
+    assert sentence.startswith(
+        "basis is not judged beside adam, since one or both have no run of seeds 1, 2: "
+    )
+    assert "on seeds 0, 3, 4 its AUC differs by" in sentence and "+0.00100 to +0.00200" in sentence
+    assert "better" not in sentence and "loses less" not in sentence
+
+
 def test_what_cannot_be_said_is_not_said(rows: list[VariantRow]) -> None:
     adam, basis = rows
     assert "nothing can be said" in headlines([basis], JUDGING)[0]

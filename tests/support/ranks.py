@@ -39,7 +39,7 @@ def run_ranks(
         (Path(folder) / "call").write_bytes(cloudpickle.dumps((function, arguments)))
         environment = os.environ | {
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_port()),
+            "MASTER_PORT": str(_free_port()),
             "WORLD_SIZE": str(world_size),
             "LOCAL_WORLD_SIZE": str(ranks_per_node or world_size),
             "OMP_NUM_THREADS": "1",
@@ -62,7 +62,7 @@ def run_ranks(
         return [cloudpickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(world_size)]
 
 
-def free_port() -> int:
+def _free_port() -> int:
     import socket
 
     with socket.socket() as found:

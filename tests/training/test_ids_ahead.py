@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from support.ranks import free_port, run_ranks
+from support.ranks import run_ranks
 from support.tiny import tiny_config
 
 from recsys_basis.checkpoints.folder import Record, list_checkpoints
@@ -32,34 +32,28 @@ SHARDINGS = (
 """Not table_row_wise: torchrec 1.8 keeps its groups of ranks beyond a run, and runs share a process here."""
 
 
-def train_plain_and_cut(plain: TrainConfig, ahead: TrainConfig, ports: list[int]) -> None:
+def train_plain_and_cut(plain: TrainConfig, ahead: TrainConfig) -> None:
     """Also ``ahead``, which the last rank stops in its second epoch and which is resumed."""
     calls = itertools.count()
     asks = os.environ.get("RANK") in (None, "1")
-    os.environ["MASTER_PORT"] = str(ports[0])
     run_training(plain)
-    os.environ["MASTER_PORT"] = str(ports[1])
     assert run_training(ahead, stop_asked=lambda: asks and next(calls) >= 17) is None
     (*_, stopped) = list_checkpoints(Path(ahead.output_dir) / "checkpoints")
     progress = Record.read(stopped).progress
     assert progress.epoch == 1 and 0 < progress.batch < 9 and progress.step == 10 + progress.batch
-    os.environ["MASTER_PORT"] = str(ports[2])
     run_training(ahead)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_the_same_bits_as_without(
-    ranks: int, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_bits_as_without(ranks: int, prepared: Path, tmp_path: Path) -> None:
     plain, ahead = (
         tiny_config(prepared, tmp_path / value, *SETTINGS, *SHARDINGS, f"communication.ids_ahead={value}")
         for value in ("false", "true")
     )
     if ranks == 1:
-        monkeypatch.setenv("MASTER_PORT", "0")  # restored afterwards
-        train_plain_and_cut(plain, ahead, [0, 0, 0])
+        train_plain_and_cut(plain, ahead)
     else:
-        run_ranks(ranks, train_plain_and_cut, plain, ahead, [free_port() for _ in range(3)])
+        run_ranks(ranks, train_plain_and_cut, plain, ahead)
     logits = [pq.read_table(tmp_path / value / "test_predictions.parquet") for value in ("false", "true")]
     assert logits[0].equals(logits[1])
 

@@ -22,7 +22,13 @@ from recsys_basis.schema import ConfigError
 from recsys_basis.tables import Table, TableShard
 
 EXACT_SHARE = 0.01
-"""26 tables that just pass would take a quarter of the bucket rows; half of Criteo's are far smaller."""
+"""26 tables that just pass would take a quarter of the bucket rows; real ones take little.
+
+Measured beside a share of 0, with state_budget=2% and scalar_dtype=log8: of the 137 k Kaggle rows' 26 tables
+(D = 16) 5 share nothing, and r rises by 2.4 % (43.3 to 44.3); of MLPerf's (D = 128) 18, and r rises by 1.5 %
+(26.5 to 26.9). A share of 0.1 would cost 15 % and 16 %. No gain was seen: the AUC of experiment=kaggle_137k
+moved by +0.00045, -0.00042 and -0.00011 with seeds 0, 1 and 2.
+"""
 
 BISECTIONS = 60
 """Ratios within [1, N] are then told apart to float64."""

@@ -142,7 +142,7 @@ def make_ours(
     )
 
     def step(batch: Batch) -> None:
-        run.step(batch)
+        run.step(batch, batch.sparse)
         run.progress = run.progress.model_copy(update={"step": run.progress.step + 1})
 
     return Contender(step, trainable.model, trainable.dense_optimizer, clock), trainable

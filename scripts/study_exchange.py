@@ -85,7 +85,7 @@ def there(codec: Any, numbers: torch.Tensor) -> torch.Tensor:
 def narrow_bags(precision: Literal["fp16", "bf16"], batch_size: int) -> type[RowOptimizedEmbeddingBags]:
     """``NarrowBags`` that send as GPUs with these batches do."""
     settings = CommunicationConfig(
-        embeddings=precision, towers="fp32", powersgd_rank=1, powersgd_start_step=2
+        embeddings=precision, towers="fp32", powersgd_rank=1, powersgd_start_step=2, ids_ahead=False
     )
     codecs = embedding_codecs(settings, batch_size, torch.device("cuda"))
     assert codecs is not None

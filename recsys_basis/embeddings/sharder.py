@@ -25,12 +25,19 @@ from torchrec.distributed.sharding.dp_sharding import DpPooledEmbeddingSharding
 from torchrec.distributed.sharding.grid_sharding import GridPooledEmbeddingSharding
 from torchrec.distributed.sharding.rw_sharding import RwPooledEmbeddingSharding
 from torchrec.distributed.sharding.twrw_sharding import TwRwPooledEmbeddingSharding
-from torchrec.distributed.types import Awaitable, ParameterSharding, ShardingEnv, ShardingType
+from torchrec.distributed.types import (
+    Awaitable,
+    LazyAwaitable,
+    ParameterSharding,
+    ShardingEnv,
+    ShardingType,
+)
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from recsys_basis.embeddings.kernel import SPEC_KEY, RowOptimizerKernel
+from recsys_basis.embeddings.sending import SentIds
 from recsys_basis.embeddings.spec import ShardingName
 from recsys_basis.embeddings.striping import Striping
 from recsys_basis.schema import ConfigError
@@ -152,6 +159,12 @@ class StripedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
                 "sum of weights there, by the count elsewhere; shard table-wise, or use sum pooling"
             )
         return super().input_dist(ctx, self.striping(features))
+
+    def forward(self, features: KeyedJaggedTensor | SentIds) -> LazyAwaitable[KeyedTensor]:
+        """Pooled vectors of a batch's ids; those that are sent already are waited for."""
+        if isinstance(features, SentIds):
+            return self.compute_and_output_dist(features.context, features.receive())
+        return super().forward(features)
 
     def _create_lookups(self) -> None:
         for sharding in self._embedding_shardings:

@@ -21,7 +21,7 @@ from recsys_basis.embeddings.fbgemm import fbgemm_fused_params
 from recsys_basis.embeddings.initial import initialize_weights
 from recsys_basis.embeddings.kernel import SPEC_KEY, EmbeddingSpec
 from recsys_basis.embeddings.plan import plan_sharding
-from recsys_basis.embeddings.sharder import RowOptimizerSharder
+from recsys_basis.embeddings.sharder import RowOptimizerSharder, StripedEmbeddingBagCollection
 from recsys_basis.embeddings.state import RowFusedOptimizer
 from recsys_basis.id_counts import IdCounts
 from recsys_basis.ingest.columns import DENSE_COLUMNS
@@ -92,6 +92,13 @@ class Trainable:
             if count > 1 and not row_optimizer_class(config.rule).state_follows_columns(config, table):
                 blocks[table.name] = count
         return blocks
+
+    def embeddings(self) -> StripedEmbeddingBagCollection:
+        """The sharded collection inside the model."""
+        (found,) = (
+            module for module in self.model.modules() if isinstance(module, StripedEmbeddingBagCollection)
+        )
+        return found
 
     def embedding_bags(self) -> list[RowOptimizedEmbeddingBags]:
         """Our kernels on this rank; none under FBGEMM."""

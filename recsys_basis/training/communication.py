@@ -28,6 +28,8 @@ class CommunicationConfig(Section):
     powersgd_rank: Annotated[int, Field(ge=1)]
     powersgd_start_step: Annotated[int, Field(ge=2)]
     """Steps before it send whole gradients."""
+    ids_ahead: bool
+    """Whether ids are sent to the ranks that hold their rows while earlier batches train."""
 
 
 def embedding_codecs(

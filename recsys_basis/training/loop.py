@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from tqdm import tqdm
 
 from recsys_basis.batches.batch import Batch
@@ -25,6 +26,7 @@ from recsys_basis.dense_optimizers import balanced_kernel
 from recsys_basis.dense_optimizers.config import BalancedAdamConfig
 from recsys_basis.diagnostics.recorder import Diagnostics
 from recsys_basis.embeddings.choice import describe_choice
+from recsys_basis.embeddings.sending import SentIds, send_ahead
 from recsys_basis.errors import NonFiniteError
 from recsys_basis.ingest.manifest import Manifest
 from recsys_basis.ingest.vocabulary import vocabulary_digest
@@ -156,21 +158,22 @@ class Run:
             done = min(stream.start_batch * stream.batch_size, stream.num_rows)
             batches = prefetch(stream, self.config.prefetch_batches)
             with self._bar(title, stream.num_rows, done) as bar, closing(batches):
-                for batch in batches:
+                for batch, ids in self._with_ids(batches):
                     self._evaluate_if_due()
-                    loss = self.step(batch.to(self.runtime.device))
+                    loss = self.step(batch, ids)
                     self._advance(batch, loss, bar)
             self.progress = self.progress.model_copy(update={"epoch": self.progress.epoch + 1, "batch": 0})
 
-    def step(self, batch: Batch) -> float:
+    def step(self, batch: Batch, ids: KeyedJaggedTensor | SentIds) -> float:
         """Forward, backward with the rows' update inside, the towers' update; this rank's loss share.
 
-        Raises Stopped, with a checkpoint saved, if a rank has been asked to stop; NonFiniteError on all ranks
-        if the loss of one is not finite, or was a gradient of rows in the step before.
+        ``ids``: the batch's, sent ahead or not. Raises Stopped, with a checkpoint saved, if a rank has been
+        asked to stop; NonFiniteError on all ranks if the loss of one is not finite, or was a gradient of rows
+        in the step before.
         """
         step = self.progress.step
         self.trainable.start_step(step, self.num_steps)
-        logits = self.trainable.model(batch.dense, batch.sparse).squeeze(1)
+        logits = self.trainable.model(batch.dense, ids).squeeze(1)
         losses = F.binary_cross_entropy_with_logits(logits, batch.label, reduction="sum")
         # Ranks may hold shares of different size; DDP and TorchRec both average over ranks, so this
         # makes every gradient the mean over the global batch.
@@ -254,6 +257,13 @@ class Run:
             self.evaluated = dataclasses.asdict(evaluation.metrics)
             self.folder.log("evaluation", self.progress.step, **self.evaluated)
         return evaluation
+
+    def _with_ids(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, KeyedJaggedTensor | SentIds]]:
+        """Each batch on the device, and its ids: sent ahead, or for the model to send."""
+        moved = (batch.to(self.runtime.device) for batch in batches)
+        if self.config.communication.ids_ahead:
+            return send_ahead(moved, self.trainable.embeddings())
+        return ((batch, batch.sparse) for batch in moved)
 
     def _advance(self, batch: Batch, loss: float, bar: tqdm[Any]) -> None:
         self.progress = self.progress.model_copy(

@@ -7,6 +7,7 @@ import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -16,7 +17,6 @@ from support.kernels import require_kernels
 from support.ranks import run_ranks
 from support.tiny import tiny_config
 
-from recsys_basis.batches.batch import Batch
 from recsys_basis.batches.parquet import Columns, ParquetError, RowGroup
 from recsys_basis.checkpoints.folder import CheckpointError, Record, list_checkpoints
 from recsys_basis.errors import NonFiniteError
@@ -113,10 +113,10 @@ class Killed(BaseException):
 def run_until(config: TrainConfig, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     original = Run.step
 
-    def step_or_die(self: Run, batch: object) -> float:
+    def step_or_die(self: Run, *batch: Any) -> float:
         if self.progress.step == step:
             raise Killed
-        return original(self, batch)
+        return original(self, *batch)
 
     with monkeypatch.context() as patch:
         patch.setattr(Run, "step", step_or_die)
@@ -406,10 +406,10 @@ def test_data_that_changes_during_training_is_named(
     shutil.copytree(prepared, copy)
     part, original = copy / "train" / "part-00000.parquet", Run.step
 
-    def step(self: Run, batch: Batch) -> float:
+    def step(self: Run, *batch: Any) -> float:
         if self.progress.step == 5:
             damage(part)
-        return original(self, batch)
+        return original(self, *batch)
 
     monkeypatch.setattr(Run, "step", step)
     settings = ("checkpoint_every_steps=4", "resume=auto", "prefetch_batches=2")  # the rest is read later

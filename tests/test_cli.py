@@ -27,7 +27,7 @@ def test_help_of_a_job_shows_its_keys_with_their_comments(
     assert f"recsys-basis {job}" in text  # an example to copy
     assert ("memory_gb" if job == "plan" else "output_dir") in text and "#" in text
     if job in ("train", "compare", "plan"):
-        assert "rows_per_bucket: 100.0" in text  # the keys of the default options, too
+        assert "rows_per_bucket: 1000.0" in text  # the keys of the default options, too
         assert "partial_rowwise_adam" in text  # and which other options there are
 
 

@@ -46,13 +46,36 @@ def embedding_codecs(
             "gradients that are too small for fp16; choose fp32"
         )
     precision = CommType(config.embeddings)
-    # The gradient of a mean over the batch is too small for fp16: send that of the sum, nearly. A power of
-    # two changes no bits.
-    scale = float(1 << (batch_size.bit_length() - 1)) if config.embeddings == "fp16" else None
-    return get_qcomm_codecs_registry(
-        QCommsConfig(forward_precision=precision, backward_precision=precision, backward_loss_scale=scale),
-        device=device,
+    codecs = get_qcomm_codecs_registry(
+        QCommsConfig(forward_precision=precision, backward_precision=precision), device=device
     )
+    assert codecs is not None
+    if config.embeddings == "fp16":
+        scale = float(1 << (batch_size.bit_length() - 1))
+        for each in codecs.values():
+            each.backward = Scaled(each.backward, scale)
+    return codecs
+
+
+class Scaled:
+    """``codec`` for numbers too small for fp16: the gradient of a mean over the batch goes as that of the
+    sum, nearly; a power of two changes no bits.
+
+    FBGEMM's own loss scale does not serve: its decoder divides what is still fp16, and the small numbers are
+    lost there.
+    """
+
+    def __init__(self, codec: Any, scale: float) -> None:
+        self.codec, self.scale = codec, scale
+
+    def encode(self, numbers: torch.Tensor, context: Any = None) -> torch.Tensor:
+        return self.codec.encode(numbers * self.scale, context)
+
+    def decode(self, sent: torch.Tensor, context: Any = None) -> torch.Tensor:
+        return self.codec.decode(sent, context) / self.scale
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.codec, name)
 
 
 def compress_towers(config: CommunicationConfig, model: DistributedModelParallel) -> None:

@@ -19,6 +19,7 @@ from recsys_basis.row_optimizers import create_row_optimizer, row_optimizer_defa
 from recsys_basis.tables import Table, TableShard
 
 STEPS = 20
+WIDTHS = (1, 3, 16, 100, 128)
 NUM_FEATURES = 5
 BATCH_SIZE = 40
 # Relative to the largest number of each tensor: float32 rounds to 6e-8, sums of D and of duplicates run in
@@ -121,7 +122,7 @@ FLOAT32 = [
 ]
 
 
-@pytest.mark.parametrize("width", [1, 3, 16, 100, 128])
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize(("name", "options"), FLOAT32)
 def test_cpp_is_close_to_torch_and_the_same_bits_for_any_threads(
     name: str, options: dict[str, Any], width: int
@@ -159,13 +160,14 @@ NARROW = [
         pytest.param(name, options, dtype, width, id=f"{case} weights={dtype} {width}")
         for (name, options), case in zip(VARIANTS, IDS, strict=True)
         if name != "basis" or not options
-        for dtype, widths in (("bfloat16", (1, 16, 100)), ("float16", (3, 128)))
-        for width in widths
+        for dtype in ("bfloat16", "float16")
+        for width in WIDTHS
     ),
     *(
         pytest.param("basis", options, dtype, width, id=f"state {number} weights={dtype} {width}")
         for number, options in enumerate(NARROW_STATE)
-        for dtype, width in (("float32", 3), ("float32", 16), ("bfloat16", 100), ("float16", 1))
+        for dtype in ("float32", "bfloat16", "float16")
+        for width in WIDTHS
     ),
 ]
 

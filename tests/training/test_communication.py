@@ -106,3 +106,18 @@ def test_fewer_bits_of_pooled_vectors_are_refused_on_a_cpu(precision: str, prepa
     config = tiny_config(prepared, Path("unused"), f"communication.embeddings={precision}")
     with pytest.raises(ConfigError, match=f"communication.embeddings = {precision}: needs GPUs"):
         embedding_codecs(config.communication, 64, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("precision", "most"), [("fp16", 2**-11), ("bf16", 2**-8)])
+@pytest.mark.parametrize("batch_size", [3, 256, 100_000])
+def test_gradients_of_a_mean_over_a_large_batch_arrive(precision: str, most: float, batch_size: int) -> None:
+    """Between 1e-3 and 10 for a row's own loss, so down to 1e-8 here; fp16 knows nothing below 6e-8."""
+    settings = CommunicationConfig(
+        embeddings=precision, towers="fp32", powersgd_rank=1, powersgd_start_step=2
+    )
+    gradient = torch.logspace(-3, 1, 1000, dtype=torch.float64).float() / batch_size
+    for codecs in embedding_codecs(settings, batch_size, torch.device("cuda")).values():
+        context = codecs.backward.create_context()
+        found = codecs.backward.decode(codecs.backward.encode(gradient, context), context)
+        assert found.dtype == torch.float32
+        assert float(((found - gradient) / gradient).abs().max()) <= most

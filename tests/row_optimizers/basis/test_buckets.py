@@ -169,9 +169,8 @@ def test_modulo_is_modulo() -> None:
 
 def test_signs_are_half_and_half_and_private_rows_have_none() -> None:
     options = {"direction": "momentum", "scalar": "none", "signed": True, "head_rows": 10}
-    sign = (
-        map_of([TableShard.whole(Table("site", 10_000, 1, 1))], **options).of_rows(torch.arange(10_000)).sign
-    )
+    buckets = map_of([TableShard.whole(Table("site", 10_000, 1, 1))], rows_per_bucket=100.0, **options)
+    sign = buckets.of_rows(torch.arange(10_000)).sign
     assert sign is not None
     assert set(sign.tolist()) == {-1.0, 1.0}
     assert abs(sign.mean().item()) < 0.03

@@ -117,7 +117,7 @@ def _count_sketch_adam(optimizer: CountSketchAdam, rows: torch.Tensor) -> dict[s
 def _basis(optimizer: Basis, rows: torch.Tensor) -> dict[str, Any]:
     config, buckets = optimizer.config, optimizer.buckets
     return {
-        "config": config.model_dump(),
+        "config": vars(config),
         "first": optimizer.stored.get("first_moment"),
         "second": optimizer.stored["second_moment"],
         "updates": optimizer.updates,

@@ -39,13 +39,19 @@ public:
         for (const Entry* entry = begin; entry < end; ++entry) steps_4_to_6(entry->position, mean_second);
     }
 
+    RECSYS_PREFETCH void prefetch(const Bunch& bunch) const {
+        const Entry* entries = basis_.entries;
+        for (int64_t i = bunch.first; i < bunch.last; ++i) prefetch_line(weights_of(update_, entries[i].position));
+        for (int64_t i = bunch.first; i < bunch.last; ++i) prefetch(entries[i]);
+    }
+
     RECSYS_PREFETCH void prefetch(const Entry& entry) const {
         const int64_t row = update_.rows[entry.position];
         prefetch_row(update_.gradients[entry.position], width_);
         prefetch_row(weights_of(update_, entry.position), width_);
         prefetch_row(basis_.second + entry.key * width_, width_);
-        __builtin_prefetch(basis_.updates + entry.key, 1);
-        if (basis_.row_scalar) __builtin_prefetch(basis_.row_scalar + row, 1);
+        prefetch_line(basis_.updates + entry.key);
+        if (basis_.row_scalar) prefetch_line(basis_.row_scalar + row);
         if (basis_.first_of_all) prefetch_row(basis_.first + entry.key * width_, width_);
     }
 
@@ -247,7 +253,7 @@ void update_buckets(const Update& update, const Basis& job, WidthType width) {
         const int64_t last = block + kBasisBlock < job.num_touched ? block + kBasisBlock : job.num_touched;
         for (int64_t group = block; group < last; ++group) {
             for (int64_t entry = job.starts[group]; entry < job.starts[group + 1]; ++entry)
-                if (entry + kAhead < num_entries) pass.prefetch(job.entries[entry + kAhead]);
+                pass.prefetch(bunch_ahead(entry, kAhead, num_entries));
             pass.bucket(group);
         }
     }

@@ -29,13 +29,32 @@ void with_width(int64_t width, const Body& body) {
 // For functions that only prefetch: where GCC does not inline one, it drops the call as having no effect.
 #define RECSYS_PREFETCH [[gnu::always_inline]] inline
 
-// Fetch a row before it is needed: a random row costs a trip to memory, and many trips fit in one. Into the second
-// cache: more trips at once are under way to it than to the first.
-RECSYS_PREFETCH void prefetch_row(const float* row, int64_t width) {
+// Fetch the cache line of a number before it is needed: a random one costs a trip to memory, and many trips fit in
+// one. Into the second cache: more trips at once are under way to it than to the first.
+RECSYS_PREFETCH void prefetch_line(const void* number) {
     constexpr int kSecondCache = 2;  // GCC's number for it
-    for (int64_t d = 0; d < width; d += 16) __builtin_prefetch(row + d, 0, kSecondCache);
+    __builtin_prefetch(number, 0, kSecondCache);
+}
+
+RECSYS_PREFETCH void prefetch_row(const float* row, int64_t width) {
+    for (int64_t d = 0; d < width; d += 16) prefetch_line(row + d);
     // Rows need not start with a cache line.
-    if (reinterpret_cast<uintptr_t>(row) % 64) __builtin_prefetch(row + width - 1, 0, kSecondCache);
+    if (reinterpret_cast<uintptr_t>(row) % 64) prefetch_line(row + width - 1);
+}
+
+// Numbers first..last - 1 of a loop.
+struct Bunch {
+    int64_t first, last;
+};
+
+// What to prefetch before `item` of a loop that ends at `end`: at every kBunch-th one the kBunch that lie `ahead`,
+// else none. A row of a large table costs a walk of page tables, too, which holds up the arithmetic behind it; of
+// rows that are touched one right after another these overlap.
+inline Bunch bunch_ahead(int64_t item, int64_t ahead, int64_t end) {
+    constexpr int64_t kBunch = 16;
+    if (item % kBunch) return {end, end};
+    const int64_t last = item + ahead + kBunch;
+    return {item + ahead, last < end ? last : end};
 }
 
 // The weights [D] of row number u of a batch.

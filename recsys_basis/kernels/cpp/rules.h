@@ -21,10 +21,12 @@ void update_rows(const Update& update, const Rule& rule) {
     for (int64_t block = 0; block < update.num_rows; block += kBlock) {
         const int64_t last = block + kBlock < update.num_rows ? block + kBlock : update.num_rows;
         for (int64_t u = block; u < last; ++u) {
-            if (u + kAhead < update.num_rows) {
-                prefetch_row(update.gradients[u + kAhead], width);
-                prefetch_row(weights_of(update, u + kAhead), width);
-                rule.prefetch(update.rows[u + kAhead]);
+            const Bunch bunch = bunch_ahead(u, kAhead, update.num_rows);
+            for (int64_t next = bunch.first; next < bunch.last; ++next) prefetch_line(weights_of(update, next));
+            for (int64_t next = bunch.first; next < bunch.last; ++next) {
+                prefetch_row(update.gradients[next], width);
+                prefetch_row(weights_of(update, next), width);
+                rule.prefetch(update.rows[next]);
             }
             rule.apply(u, update.rows[u], update.gradients[u], weights_of(update, u));
         }
@@ -51,7 +53,7 @@ struct RowwiseAdagrad {
     float* squares;  // G [R]
     float eps;
 
-    RECSYS_PREFETCH void prefetch(int64_t row) const { __builtin_prefetch(squares + row, 1); }
+    RECSYS_PREFETCH void prefetch(int64_t row) const { prefetch_line(squares + row); }
     void apply(int64_t, int64_t row, const float* g, float* w) const {
         const float sum = squares[row] += mean_of_squares(g, width);  // 1
         step(w, g, eta / (std::sqrt(sum) + eps), keep, width);        // 2
@@ -82,7 +84,7 @@ struct Sm3Rows {
     float* maxima;  // mu [R]
     float eps;
 
-    RECSYS_PREFETCH void prefetch(int64_t row) const { __builtin_prefetch(maxima + row, 1); }
+    RECSYS_PREFETCH void prefetch(int64_t row) const { prefetch_line(maxima + row); }
     void apply(int64_t, int64_t row, const float* __restrict g, float* __restrict w) const {
         const float bound = maxima[row];
         float largest = 0;
@@ -126,7 +128,7 @@ struct PartialRowwiseAdam {
 
     RECSYS_PREFETCH void prefetch(int64_t row) const {
         prefetch_row(state.first + row * width, width);
-        __builtin_prefetch(state.second + row, 1);
+        prefetch_line(state.second + row);
     }
     void apply(int64_t u, int64_t row, const float* __restrict g, float* __restrict w) const {
         float* __restrict m = state.first + row * width;

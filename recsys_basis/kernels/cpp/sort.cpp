@@ -102,8 +102,10 @@ Groups group_by_key(const Buffer<Entry>& sorted, int threads) {
 #pragma omp parallel for num_threads(parts) schedule(static, 1)
     for (int part = 0; part < parts; ++part) {
         int64_t next = before[part];
-        for (int64_t i = count * part / parts; i < count * (part + 1) / parts; ++i)
-            if (begins_group(i)) groups.starts[next++] = i;
+        for (int64_t i = count * part / parts; next < before[part + 1]; ++i) {
+            groups.starts[next] = i;  // until the next one, should i begin none: no branch that is hard to foresee
+            next += begins_group(i);
+        }
     }
     groups.starts[groups.count] = count;
     return groups;

@@ -14,6 +14,7 @@ from typing import Annotated, Literal, TypeVar
 import torch
 import torch.distributed as dist
 from pydantic import Field
+from torchrec.distributed import comm
 from torchrec.distributed.comm_ops import set_use_sync_collectives
 
 from recsys_basis.errors import UserError
@@ -75,6 +76,8 @@ def start_runtime(config: RuntimeConfig) -> Iterator[Runtime]:
         yield Runtime(dist.get_rank(), dist.get_world_size(), device, threads)
     finally:
         dist.destroy_process_group()
+        # TorchRec keeps the groups of its first model's nodes, which no later run can use.
+        comm._INTRA_PG = comm._CROSS_PG = None
 
 
 _numbers = itertools.count()

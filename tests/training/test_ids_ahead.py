@@ -27,9 +27,8 @@ SETTINGS = (
 )
 SHARDINGS = (
     "embedding.sharding=row_wise",
-    "embedding.table_sharding={C1?: table_wise, C3: data_parallel, C4: column_wise}",
+    "embedding.table_sharding={C2?: table_wise, C12: table_row_wise, C3: data_parallel, C4: column_wise}",
 )
-"""Not table_row_wise: torchrec 1.8 keeps its groups of ranks beyond a run, and runs share a process here."""
 
 
 def train_plain_and_cut(plain: TrainConfig, ahead: TrainConfig) -> None:

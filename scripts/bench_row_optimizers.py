@@ -5,6 +5,7 @@
 
 Ids are drawn from a zipf law (exponent 1.05) and striped as in training. Ours and the rival take each
 batch in turn, so that a busy machine slows both alike; a ratio is the median over batches of ours / rival.
+So do tables of 1e5 to 1e8 rows in all, to see how time grows with size; a batch has more distinct_rows then.
 Phases:
 forward; backward, which updates the rows too (for torch: with its optimizer's step); step, both together.
 Times are wall-clock or, with --clock cpu, of all of this process's threads together, which other processes
@@ -64,8 +65,8 @@ SHAPES = {
     "batch 256": Shape(batch_size=256),
     "batch 16384": Shape(batch_size=16384),
     "multi-hot 10": Shape(ids_per_bag=10, batch_size=1024),
-    **{f"{rows:.0e} rows in all": Shape(rows // 26, width=16) for rows in (10**5, 10**6, 10**7, 10**8)},
 }
+SIZES = {f"{rows:.0e} rows in all": Shape(rows // 26, width=16) for rows in (10**5, 10**6, 10**7, 10**8)}
 RIVALS = {
     "fbgemm rowwise_adagrad": ("basis", "rowwise_adagrad"),
     "fbgemm adagrad": ("adam", "adagrad"),
@@ -149,22 +150,36 @@ def draw_batches(shape: Shape) -> list[torch.Tensor]:
     return [table.rows_of(torch.from_numpy(draw_ids(generator, shape, count))) for _ in range(NUM_BATCHES)]
 
 
+def count_distinct_rows(shape: Shape) -> int:
+    """That a batch touches, the mean over batches."""
+    batches = [batch.view(shape.num_tables, -1) for batch in draw_batches(shape)]
+    return round(statistics.fmean(sum(len(ids.unique()) for ids in batch) for batch in batches))
+
+
 def draw_ids(generator: np.random.Generator, shape: Shape, count: int) -> np.ndarray:
     """Ids [count] int64 of any table, the commonest being 0."""
     share = np.cumsum(np.arange(1, shape.rows_per_table + 1) ** -1.05)
     return np.searchsorted(share, generator.random(count) * share[-1])
 
 
-def measure(steps: dict[str, Step], shape: Shape, rounds: int, clock: Callable[[], float]) -> dict[str, dict]:
-    """Milliseconds of every timed batch by contender and phase."""
-    batches = draw_batches(shape)
-    offsets = torch.arange(shape.num_tables * shape.batch_size + 1) * shape.ids_per_bag
-    gradient = torch.randn(shape.batch_size, shape.num_tables * shape.width) / shape.batch_size
-    times: dict[str, dict[str, list[float]]] = {
-        name: {"forward": [], "backward": [], "step": []} for name in steps
+Times = dict[str, list[float]]
+"""Milliseconds of every timed batch by phase."""
+
+
+def measure(
+    shapes: dict[str, Shape], rival: str, rules: tuple[str, ...], rounds: int, clock: Callable[[], float]
+) -> dict[str, dict[str, Times]]:
+    """By shape and contender, all of them in turn."""
+    contenders = [(label, name, shape) for label, shape in shapes.items() for name in (*rules, rival)]
+    steps = [make_ours(n, shape) if n in rules else make_rival(n, shape) for _, n, shape in contenders]
+    inputs = {label: draw_inputs(shape) for label, shape in shapes.items()}
+    times: dict[str, dict[str, Times]] = {
+        label: {name: {"forward": [], "backward": [], "step": []} for name in (*rules, rival)}
+        for label in shapes
     }
     for number in range(rounds + WARMUP_ROUNDS):
-        for name, (lookup, finish) in steps.items():
+        for (label, name, _), (lookup, finish) in zip(contenders, steps, strict=True):
+            batches, offsets, gradient = inputs[label]
             begin = clock()
             pooled = lookup(batches[number % NUM_BATCHES], offsets)
             between = clock()
@@ -173,23 +188,27 @@ def measure(steps: dict[str, Step], shape: Shape, rounds: int, clock: Callable[[
             end = clock()
             del pooled
             if number >= WARMUP_ROUNDS:
-                for phase, seconds in (
-                    ("forward", between - begin),
-                    ("backward", end - between),
-                    ("step", end - begin),
-                ):
-                    times[name][phase].append(seconds * 1e3)
+                of_phase = {"forward": between - begin, "backward": end - between, "step": end - begin}
+                for phase, seconds in of_phase.items():
+                    times[label][name][phase].append(seconds * 1e3)
     return times
 
 
-def report(times: dict[str, dict], rival: str, shape: str, clock: str) -> list[dict[str, object]]:
+def draw_inputs(shape: Shape) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
+    """Indices of each batch, offsets [F * B + 1], and the gradient [B, F * D] of the pooled vectors."""
+    offsets = torch.arange(shape.num_tables * shape.batch_size + 1) * shape.ids_per_bag
+    gradient = torch.randn(shape.batch_size, shape.num_tables * shape.width) / shape.batch_size
+    return draw_batches(shape), offsets, gradient
+
+
+def report(times: dict[str, Times], rival: str, shape: str, clock: str) -> list[dict[str, object]]:
     """A row for each rule of ours and phase."""
-    rows = []
+    rows: list[dict[str, object]] = []
     for rule in times:
         for phase, ours in times[rule].items():
             theirs = times[rival][phase]
             low, median, high = statistics.quantiles(ours, n=4)
-            row = {
+            row: dict[str, object] = {
                 "shape": shape,
                 "threads": torch.get_num_threads(),
                 "phase": phase,
@@ -261,17 +280,17 @@ def main() -> None:
     """Time all pairs, or those of the first shape that --quick names."""
     options, clock = parse_options(__doc__, "two pairs on the first shape, few rounds")
     torch.set_num_threads(options.threads)
+    groups = [{name: shape} for name, shape in SHAPES.items() if name == FIRST or not options.quick]
     rows = []
-    for shape_name, shape in SHAPES.items():
-        if options.quick and shape_name != FIRST:
-            continue
-        for rival, rules in rivals_of(shape_name, options.quick).items():
-            timed = DENSE if rival == "torch dense_adam" else shape
-            steps = {rule: make_ours(rule, timed) for rule in rules} | {rival: make_rival(rival, timed)}
-            times = measure(steps, timed, 10 if options.quick else options.rounds, clock)
-            label = "26 x 4 k rows" if timed is DENSE else shape_name
-            rows += report(times, rival, label, options.clock)
-            del steps
+    for shapes in groups if options.quick else [*groups, SIZES]:
+        for rival, rules in rivals_of(next(iter(shapes)), options.quick).items():
+            timed = {"26 x 4 k rows": DENSE} if rival == "torch dense_adam" else shapes
+            measured = measure(timed, rival, rules, 10 if options.quick else options.rounds, clock)
+            for label, times in measured.items():
+                touched = count_distinct_rows(timed[label])
+                rows += [
+                    row | {"distinct_rows": touched} for row in report(times, rival, label, options.clock)
+                ]
             gc.collect()
     if options.output:
         write_rows(rows, options.output)

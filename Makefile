@@ -32,7 +32,9 @@ install: $(INSTALLED)
 demo: $(INSTALLED)
 	$(BIN)/recsys-basis compare experiment=demo comparison=demo output_dir=runs/demo
 
-# Two files of tests at a time. A core for each: many tests start ranks of their own.
+# Two files of tests at a time. A core for each: many tests start ranks of their own. Threads that wait sleep: those of
+# kernels on three threads would else burn the core that another needs.
+test sanitize: export OMP_WAIT_POLICY := passive
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 

@@ -7,7 +7,8 @@ Each contender is the whole job, reader and agreement to stop included: `run_tra
 with `basis`, on synthetic clicks in Criteo's form. Beside one rank of batch B train two ranks of batch B each
 (weak: a step has twice the rows) and two ranks that share batch B (strong: the same global batches),
 table-wise and row-wise. Ranks are added for the first, with a batch as large as the model bears; the second
-shows what they bring where the batch is given.
+shows what they bring where the batch is given. And two runs of one rank each, which exchange nothing (apart):
+what the cores lose by sharing memory, caches and clock, and no exchange could win back.
 
 Efficiency: rows a second over twice one rank's. Processor efficiency: rows a second of processor time over
 one rank's; ranks' waiting for each other and other processes are not in it.
@@ -43,6 +44,8 @@ from recsys_basis.training.loop import run_training
 from recsys_basis.training.spec import TrainConfig
 
 SHARDINGS = ("table_wise", "row_wise")
+APART = "apart"
+"""Its rows a second are twice those of the run on the first core."""
 SETTLE_S = 0.3
 """What a slice begins with, while caches and the ranks find each other again: not counted."""
 FIRST_STEPS, FEWEST_STEPS = 20, 2
@@ -117,6 +120,7 @@ def start_all(
     runs = [("one rank", 1, size, SHARDINGS[0])]
     runs += [("weak", 2, 2 * size, sharding) for sharding in SHARDINGS]
     runs += [("strong", 2, size, sharding) for sharding in SHARDINGS]
+    runs += [(APART, 2, 2 * size, SHARDINGS[0])]
     for scaling, ranks, batch, sharding in runs:
         contenders.append(Contender(scaling, sharding, ranks, batch, context.RawArray("d", MOST_STEPS)))
         start(context, data, place / f"{size}-{scaling}-{sharding}", contenders[-1], settings)
@@ -124,34 +128,37 @@ def start_all(
 
 def start(context: Any, data: Path, folder: Path, contender: Contender, settings: Sequence[str]) -> None:
     """Train ``contender`` past its first steps, then stop it."""
-    overrides = [
-        f"dataset.prepared_dir={data}",
-        "dataset.min_count=1",
-        f"output_dir={folder}",
-        f"batch_size={contender.batch_size}",
-        f"embedding.sharding={contender.sharding}",
-        "epochs=1000000",
-        "runtime.device=cpu",
-        "runtime.threads_per_rank=1",
-        *settings,
-    ]
-    config, port = parse_section(TrainConfig, compose_job("train", overrides)), free_port()
-    for rank in range(contender.ranks):
-        arguments = (config, rank, contender.ranks, port, contender.ends)
+    ranks = 1 if contender.scaling == APART else contender.ranks
+    for core in range(contender.ranks):
+        run, rank = divmod(core, ranks)
+        if rank == 0:
+            port = free_port()
+        overrides = [
+            f"dataset.prepared_dir={data}",
+            "dataset.min_count=1",
+            f"output_dir={folder / str(run)}",
+            f"batch_size={contender.batch_size * ranks // contender.ranks}",
+            f"embedding.sharding={contender.sharding}",
+            "epochs=1000000",
+            "runtime.device=cpu",
+            "runtime.threads_per_rank=1",
+            *settings,
+        ]
+        config = parse_section(TrainConfig, compose_job("train", overrides))
+        arguments = (config, rank, ranks, port, core, contender.ends)
         contender.processes.append(context.Process(target=train, args=arguments, daemon=True))
         contender.processes[-1].start()
     contender.wait_for(FIRST_STEPS)
     contender.stop()
 
 
-def train(config: TrainConfig, rank: int, ranks: int, port: int, ends: Any) -> None:
+def train(config: TrainConfig, rank: int, ranks: int, port: int, core: int, ends: Any) -> None:
     """Body of a rank's process, on a core of its own."""
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[rank]})
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[core]})
     become_rank(rank, ranks, port)
 
     def note(rows: int) -> None:
-        if rank == 0:
+        if core == 0:
             step = int(ends[0]) + 1
             ends[step], ends[0] = time.perf_counter(), step
 

@@ -61,6 +61,7 @@ NB_MODULE(_kernels, module) {
     module.attr("instruction_set") = recsys::instruction_set();
     recsys::bind_bags(module);
     recsys::bind_rules(module);
+    recsys::bind_basis(module);
     recsys::bind_dense(module);
     recsys::bind_stored(module);
 }

@@ -90,6 +90,7 @@ void advise_huge_pages(void* start, size_t num_bytes);
 
 void bind_bags(nb::module_& module);
 void bind_rules(nb::module_& module);
+void bind_basis(nb::module_& module);
 void bind_dense(nb::module_& module);
 void bind_stored(nb::module_& module);
 

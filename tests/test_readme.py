@@ -94,5 +94,5 @@ def test_the_program_in_the_shelfs_page_runs(capsys: pytest.CaptureFixture[str])
     )
     exec(program, {})
     # 4 bytes for each of 100,032 + 20,000 rows, 4 * 16 + 4 for each bucket row, 8 for each table.
-    rows, buckets = 100_032 + 20_000, 64 * (1563 // 100) + 16 * (1250 // 100)
+    rows, buckets = 100_032 + 20_000, 64 * (1563 // 1000) + 16 * (1250 // 1000)
     assert capsys.readouterr().out == f"{4 * rows + 68 * buckets + 16} bytes of optimizer state\n"

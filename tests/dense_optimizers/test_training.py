@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -60,10 +61,10 @@ def test_a_run_in_two_parts_is_the_run(
 
     original = Run.step
 
-    def step_or_die(self: Run, batch: object) -> float:
+    def step_or_die(self: Run, *batch: Any) -> float:
         if self.progress.step == 13:
             raise Killed
-        return original(self, batch)
+        return original(self, *batch)
 
     cut = tiny_config(prepared, tmp_path / "cut", *settings, "checkpoint_every_steps=12", "resume=auto")
     with monkeypatch.context() as patch, pytest.raises(Killed):

@@ -156,7 +156,7 @@ def test_state_bytes_of_each_rule() -> None:
         "adagrad": 1000 * 32,
         "rowwise_adagrad": 1000 * 4,
         "sgd": 0,
-        "basis": 1000 * 4 + 10 * (32 + 4) + 8,
+        "basis": 1000 * 4 + 1 * (32 + 4) + 8,
         "basis_literal": 1000 * 4 + 10 * (64 + 4),
     }
     for name, num_bytes in expected.items():

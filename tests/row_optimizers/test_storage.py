@@ -104,7 +104,7 @@ def make(rows: int, width: int, **options: Any) -> RowOptimizer:
 @pytest.mark.parametrize(("scalar_dtype", "bytes_a_row"), [("bfloat16", 2), ("log8", 1)])
 def test_bytes_of_live_state_are_those_promised(scalar_dtype: str, bytes_a_row: int) -> None:
     """A row's scalar, and a bucket's V and count t."""
-    optimizer = make(1000, 128, scalar_dtype=scalar_dtype)
+    optimizer = make(1000, 128, scalar_dtype=scalar_dtype, rows_per_bucket=100.0)
     assert optimizer.state_bytes() == bytes_a_row * 1000 + 10 * (4 * 128 + 4) + 8
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import functools
 import gc
 import os
 import platform
@@ -142,6 +143,7 @@ def padded_rows(shape: Shape) -> int:
     return Table("", shape.rows_per_table, shape.width, partitions).num_rows
 
 
+@functools.cache
 def draw_batches(shape: Shape) -> list[torch.Tensor]:
     """Indices [L] int64 of each batch, feature-major."""
     table = Table("", shape.rows_per_table, shape.width, count_partitions(shape.rows_per_table, 64, 1024))
